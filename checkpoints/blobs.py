@@ -121,10 +121,8 @@ class LocalBlobs:
     def damaged(self, digest: str) -> bool:
         try:
             self.read(digest)
-        except InvalidTask:
-            return True
-        except NotFound:  # nothing is stored
-            pass
+        except (InvalidTask, NotFound) as error:
+            return isinstance(error, InvalidTask)
         return False
 
     def delete(self, digest: str) -> None:

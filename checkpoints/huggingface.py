@@ -6,7 +6,6 @@ Where it is a Sentence-Transformers folder, the backbone embeds texts as that li
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,12 @@ from checkpoints.families import ACTIVATIONS, FAMILIES, encoder_prefix, tensor_n
 from checkpoints.finite import check_finite
 from checkpoints.listing import listing
 from checkpoints.sentence import MODULES, Sentence, lowered, model_folder, read_sentence
-from checkpoints.settings import MAX_BYTES
+from checkpoints.settings import read_json
 from checkpoints.tensors import read_tensors
 from checkpoints.tokenizer import read_tokenizer
 from checkpoints.wrappers import unwrapped
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone, InvalidTask
-from jpets.files import read_bounded
 from jpets.types import BY_MEAN
 
 Tensors = Mapping[str, npt.NDArray[Any]]
@@ -77,17 +75,7 @@ def _sentence(folder: Path, config: BackboneConfig) -> Sentence:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """``config.json`` of a folder. Raises ``InvalidBackbone``."""
-    try:
-        settings = json.loads(read_bounded(folder / "config.json", MAX_BYTES))
-    except FileNotFoundError as error:
-        raise InvalidBackbone("expected config.json in the folder, found none") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidBackbone(
-            f"config.json must be a JSON document of at most {MAX_BYTES} bytes; save it again"
-        ) from error
-    if not isinstance(settings, dict):
-        raise InvalidBackbone(f"config.json must hold a JSON object, found {type(settings).__name__}")
-    return settings
+    return read_json(folder / "config.json", InvalidBackbone)
 
 
 def family_of(settings: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jpets.errors import InvalidTask
+from jpets.errors import InvalidTask, JpetsError
 from jpets.files import read_bounded
 
 NEUTRAL: tuple[object, ...] = (None, False, "", [], {})
@@ -25,22 +25,22 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a checkpoint's folder. Raises ``InvalidTask``."""
+def read_json(path: Path, problem: type[JpetsError] = InvalidTask, most: int = MAX_BYTES) -> dict[str, Any]:
+    """A JSON object of at most ``most`` bytes from a checkpoint's folder. Raises ``problem``."""
     try:
-        found = json.loads(read_bounded(path, MAX_BYTES))
+        found = json.loads(read_bounded(path, most))
     except FileNotFoundError as error:
-        raise InvalidTask(f"expected {path.name} in the folder, found none") from error
+        raise problem(f"expected {path.name} in the folder, found none") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidTask(f"{path.name} must be a JSON document of at most {MAX_BYTES} bytes; save it again") from error
+        raise problem(f"{path.name} must be a JSON document of at most {most} bytes; save it again") from error
     if not isinstance(found, dict):
-        raise InvalidTask(f"{path.name} must hold a JSON object, found {type(found).__name__}")
+        raise problem(f"{path.name} must hold a JSON object, found {type(found).__name__}")
     return found
 
 
-def read_optional(path: Path) -> dict[str, Any]:
+def read_optional(path: Path, problem: type[JpetsError] = InvalidTask, most: int = MAX_BYTES) -> dict[str, Any]:
     """``read_json``; of a file that is not there nothing."""
-    return read_json(path) if path.is_file() else {}
+    return read_json(path, problem, most) if path.is_file() else {}
 
 
 def unsupported(settings: Mapping[str, Any], known: Collection[str], kind: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from checkpoints.settings import read_optional
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone
 from jpets.files import read_bounded
@@ -114,17 +115,7 @@ def _divider(document: Document) -> Document | None:
 
 
 def _read_json(path: Path) -> Document:
-    try:
-        found = json.loads(read_bounded(path, MAX_BYTES))
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError) as error:
-        raise InvalidBackbone(
-            f"{path.name} must be a JSON document of at most {MAX_BYTES} bytes; save it again"
-        ) from error
-    if not isinstance(found, dict):
-        raise InvalidBackbone(f"{path.name} must hold a JSON object, found {type(found).__name__}")
-    return found
+    return read_optional(path, InvalidBackbone, MAX_BYTES)
 
 
 def _read_text(folder: Path) -> str | None:

@@ -193,9 +193,8 @@ class DomainTables:
         if now < self._looks_at:
             return
         self._looks_at = now + LOOK_SECONDS
-        overwritten = any(own.table.is_overwritten for own in [*self._placed.values()])
-        if tree_stamp(self.folder) != self._stamp or now >= self._again_at or overwritten:
-            due = overwritten or now >= self._again_at
+        due = now >= self._again_at or any(own.table.is_overwritten for own in [*self._placed.values()])
+        if due or tree_stamp(self.folder) != self._stamp:
             self._again_at = math.inf
             threading.Thread(target=self._take_over, args=(due,), name="jpets-tables", daemon=True).start()
 

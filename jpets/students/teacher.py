@@ -20,10 +20,10 @@ from jpets.files import space_errors, write_atomic
 from jpets.model.encoder import split
 from jpets.training.checkpoints import digest_of
 from jpets.training.data import Example
-from jpets.training.labels import encoded, make_rows
+from jpets.training.labels import make_rows
 from jpets.training.metrics import scores
 from jpets.training.predict import Predictor
-from jpets.training.tokens import text_encoder
+from jpets.training.tokens import encoded, text_encoder
 from jpets.types import Head, LoadedBackbone, Query, Task
 
 

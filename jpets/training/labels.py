@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import operator
@@ -14,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jpets.errors import InputTooLong, InvalidInput
+from jpets.errors import InvalidInput
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.batches import Rows
 from jpets.training.data import Example, is_text
 from jpets.training.losses import IGNORED
+from jpets.training.tokens import encoded
 from jpets.types import Head, HeadType, Preprocessing, Problem, Query
 
 SHOWN = 10
@@ -205,15 +205,6 @@ def _number(label: Any, number_of: dict[str, int]) -> int:
     if label is None or str(label) not in number_of:
         raise InvalidInput(f"expected one of {list(number_of)[:SHOWN]} as label, found {label!r}"[:300])
     return number_of[str(label)]
-
-
-def encoded(text: TextEncoder, query: Query, rule: Preprocessing, *, passage: bool = False) -> Tokens:
-    """A text's tokens, as many as a server computes of it; of a text that a server refuses, as it is too long, those
-    that are left where it is cut."""
-    try:
-        return text.encode(query, rule, passage=passage)
-    except InputTooLong:
-        return text.encode(dataclasses.replace(query, truncate=True), rule, passage=passage)
 
 
 def _answered(example: Example, text: TextEncoder, rule: Preprocessing) -> tuple[Tokens, npt.NDArray[Any], list[int]]:

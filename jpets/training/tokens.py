@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
@@ -9,10 +10,10 @@ import numpy as np
 from jaxtyping import Int
 
 from jpets.deltas.protocol import LEAST_ROOM, Lead
-from jpets.errors import InvalidInput
+from jpets.errors import InputTooLong, InvalidInput
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.forward import PackedRows, TextRows
-from jpets.types import LoadedBackbone
+from jpets.types import LoadedBackbone, Preprocessing, Query
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Lengths that rows are padded to: each has a program of its own."""
@@ -29,6 +30,15 @@ def text_encoder(backbone: LoadedBackbone, lead: Lead) -> TextEncoder:
             f"tokens for it, {LEAST_ROOM} are needed; take fewer"
         )
     return TextEncoder.for_length(backbone, room)
+
+
+def encoded(text: TextEncoder, query: Query, rule: Preprocessing, *, passage: bool = False) -> Tokens:
+    """A text's tokens, as many as a server computes of it; of a text that a server refuses, as it is too long, those
+    that are left where it is cut."""
+    try:
+        return text.encode(query, rule, passage=passage)
+    except InputTooLong:
+        return text.encode(dataclasses.replace(query, truncate=True), rule, passage=passage)
 
 
 def padded_length(longest: int) -> int:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 from jpets.engine.interface import Serves
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.errors import InvalidTask, JpetsError, NotFound, Preparing, UnknownClass
+from jpets.errors import InvalidTask, NotFound, Preparing, UnknownClass
 from jpets.types import Task, TaskName
 from serving.hosted.layout import layout_of
-from serving.hosted.preparations import Preparations
+from serving.hosted.preparations import Preparations, told
 from serving.hosted.repository import StoredTask
 from serving.hosted.served import ServedTasks
 from serving.http.uploads import map_file
-
-log = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def _told(name: TaskName, otherwise: str) -> Iterator[None]:
-    """A problem of the catalogue is no answer to a request whose own outcome is known; the log has it."""
-    try:
-        yield
-    except JpetsError as error:
-        log.warning("%s: %s", otherwise, error.message, extra={"task": name.id})
 
 
 class Changes:
@@ -67,14 +53,12 @@ class Changes:
             try:
                 self._preparations.serve(engine, name, checked[0], stored)
             except BaseException:
-                with _told(name, "a version that is not served stays"):  # versions that others added meanwhile do too
+                with told(name, "a version that is not served stays"):  # versions that others added meanwhile do too
                     tasks.repository.discard(name.id, stored.version, name.tenant)
                 raise
-            with _told(name, "the next start reads a task to know its layout"):
+            with told(name, "the next start reads a task to know its layout"):
                 tasks.layouts.keep(stored.digest, layout_of(checked[0]))
-            if self._preparations.get(name) is None:
-                with _told(name, "old versions stay until the next upload"):
-                    tasks.repository.retain(name.id, name.tenant)
+            self._preparations.retain(name)
             return stored
 
     def rollback(self, name: TaskName, to: int | str | None = None) -> StoredTask:
@@ -89,7 +73,7 @@ class Changes:
             try:
                 self._preparations.serve(engine, name, lowered, stored)
             except BaseException:
-                with _told(name, "a version that is not served stays"):
+                with told(name, "a version that is not served stays"):
                     repository.undo(name.id, stored.version, changed, name.tenant)
                 raise
             return stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -25,6 +25,15 @@ class Preparation(NamedTuple):
 
     version: int
     problem: str | None = None
+
+
+@contextlib.contextmanager
+def told(name: TaskName, otherwise: str) -> Iterator[None]:
+    """A problem of the catalogue is no answer to a request whose own outcome is known; the log has it."""
+    try:
+        yield
+    except JpetsError as error:
+        log.warning("%s: %s", otherwise, error.message, extra={"task": name.id})
 
 
 class Preparations:
@@ -71,6 +80,12 @@ class Preparations:
         else:
             self.drop(name)  # only now: until then an older version is served
         self._tasks.registered.add(name)
+
+    def retain(self, name: TaskName) -> None:
+        """Forgets the versions of a task that are too old, unless its newest one waits: an older one is served then."""
+        if self.get(name) is None:
+            with told(name, "old versions stay until the next upload"):
+                self._tasks.repository.retain(name.id, name.tenant)
 
     def take(self, engine: Serves, known: Known) -> None:
         """A version that others stored: an older version is served until the engine has its classes."""
@@ -130,9 +145,7 @@ class Preparations:
                 elif problem is None:
                     stored = self._tasks.repository.get(name.id, name.tenant, version)
                     self.serve(engine, name, engine.lower_task(self._tasks.read(stored, name)), stored)
-                    if self.get(name) is None:
-                        with contextlib.suppress(JpetsError):  # the next upload does it
-                            self._tasks.repository.retain(name.id, name.tenant)
+                    self.retain(name)
             except Exception as error:  # noqa: BLE001 (any error is the answer to the task's queries)
                 problem = error
             if problem is not None and not self._tasks.closing:

@@ -98,9 +98,8 @@ class Services:
         """``Following.refresh`` of every backbone that takes queries."""
         self.owned.refresh()
         with self._roster.reading(), contextlib.ExitStack() as each:
-            followers = [] if self._roster.closing else [service.following for service in self.all]
-            for following in followers:
-                each.callback(following.refresh)  # an error of one backbone is raised behind the others
+            for service in () if self._roster.closing else self.all:
+                each.callback(service.following.refresh)  # an error of one backbone is raised behind the others
 
     def drain(self) -> None:
         """Refuses new requests; running ones are answered."""

@@ -116,19 +116,19 @@ class Growth:
             for program in takers:
                 self._bring(program)
         except BaseException:
-            self._free(takers)
+            self._exchange(takers)
             raise
         self._replica.opened = classes
         self._tasks.open({key: self._replica.banks[key].slots for key in keys})
-        self._free(self._takers)
-        if self._compiler is not None:
-            self._compiler.memory.keep(takers)  # some may be there of an opening that failed
+        self._exchange(self._takers, takers)
         self._takers = takers
         log.info("classes were added", extra={"classes": list(map(str, keys))})
 
-    def _free(self, takers: Iterable[ProgramKey]) -> None:
+    def _exchange(self, leaving: Iterable[ProgramKey], staying: Iterable[ProgramKey] = ()) -> None:
+        """Of those that stay some may be there since an opening that failed."""
         if self._compiler is not None:
-            self._compiler.memory.free(takers)
+            self._compiler.memory.free(leaving)
+            self._compiler.memory.keep(staying)
 
     def _fitting(self, keys: Sequence[ClassKey]) -> dict[ClassKey, int]:
         """Slots of each class that the device has room for. Raises ``OutOfSpace``."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -17,8 +15,6 @@ from jpets.errors import InvalidInput, JpetsError, one_line
 
 T = TypeVar("T")
 SUFFIX = ".safetensors"
-AHEAD = 16
-"""Files whose work has begun, or waits for a thread, while that of an earlier one is told."""
 TaskFiles = Annotated[
     list[Path], typer.Argument(exists=True, metavar="FILE...", help="task files (.safetensors), or folders of them")
 ]
@@ -49,32 +45,28 @@ def for_each(files: Sequence[Path], work: Callable[[Path], T], tell: Callable[[T
         tell(work(files[0]))
         return
 
-    def checked(file: Path) -> T:
-        check_file(file)
-        return work(file)
+    def tried(file: Path) -> Callable[[], T]:
+        """What gives the result, or raises the error."""
+        done: Future[T] = Future()
+        try:
+            check_file(file)
+            done.set_result(work(file))
+        except (JpetsError, OSError) as error:
+            done.set_exception(error)
+        return done.result
 
-    failed = 0
-    with ThreadPoolExecutor(at_once) as pool:
-        for file, found in _started(pool if at_once > 1 else None, checked, files):
+    failed, pool = 0, ThreadPoolExecutor(at_once)
+    try:
+        for file, result in zip(files, map(tried, files) if at_once == 1 else pool.map(tried, files), strict=True):
             try:
-                tell(found())
+                tell(result())
             except NoAnswer:
                 raise
             except (JpetsError, OSError) as error:
                 report_error(f"{file}: {one_line(error)}")
                 failed += 1
+    finally:
+        pool.shutdown(cancel_futures=True)
     if failed:
         report_error(f"{failed} of {len(files)} files failed")
         raise typer.Exit(1)
-
-
-def _started(
-    pool: ThreadPoolExecutor | None, work: Callable[[Path], T], files: Sequence[Path]
-) -> Iterator[tuple[Path, Callable[[], T]]]:
-    """Each file with what waits for its work, or does it; not many files ahead."""
-    coming: deque[tuple[Path, Callable[[], T]]] = deque()
-    for file in files:
-        coming.append((file, partial(work, file) if pool is None else pool.submit(work, file).result))
-        if len(coming) > AHEAD:
-            yield coming.popleft()
-    yield from coming
