@@ -65,8 +65,24 @@ class Operators:
 
     def of_class(self, name: str) -> Operators:
         """The operators that the class of this name calls."""
-        own = {operator: candidate for other, operator, candidate in self.classes if other == name}
+        own = self._exceptions(name)
         return Operators(self.chosen).replaced(**own) if own else Operators(self.chosen)
+
+    def exceptions_of(self, name: str) -> str:
+        """What the class of this name calls in place of the others' candidates; empty where it is no exception."""
+        return ",".join(f"{operator}={candidate}" for operator, candidate in sorted(self._exceptions(name).items()))
+
+    def within(self, names: Collection[str]) -> Operators:
+        """Without the exceptions of other classes than these."""
+        return Operators(self.chosen, tuple(own for own in self.classes if own[0] in names))
+
+    def renamed(self, names: Mapping[str, str]) -> Operators:
+        """With exceptions for classes of these new names, by the old ones."""
+        known = ((names[name], operator, own) for name, operator, own in self.classes if name in names)
+        return Operators(self.chosen, tuple(sorted(set(known))))
+
+    def _exceptions(self, name: str) -> dict[str, str]:
+        return {operator: candidate for other, operator, candidate in self.classes if other == name}
 
 
 REFERENCES = Operators()

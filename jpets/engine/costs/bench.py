@@ -71,6 +71,7 @@ class Bench:
     """
 
     def __init__(self, family: Family, mesh: MeshSlice, max_tokens: int) -> None:
+        self._operators = family.operators
         self._most_tokens = max_tokens
         self._longest = family.config.max_positions
         self._heavy_tokens = min(HEAVY_TOKENS, max_tokens)
@@ -80,7 +81,10 @@ class Bench:
         self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}
         most = max(tasks for cases in HEAVY_CASES.values() for tasks, _, _ in cases)
         slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are shortened
-        self.family = Family(network, family.dtype, tuple(sorted(slots.items())), chained=family.chained)
+        operators = family.operators.renamed({str(key): str(own) for key, own in self._short.items()})
+        self.family = dataclasses.replace(
+            family, network=network, slots=tuple(sorted(slots.items())), operators=operators
+        )
         params = _random_params(network, family.dtype)
         self.replica = Replica(self.family, params, mesh)
         for key, _ in self.family.slots:
@@ -165,15 +169,16 @@ class Bench:
 
     def of_class(self, key: ClassKey) -> Callable[[], ClassFigures]:
         """All figures of a class."""
+        operators = self._operators.exceptions_of(str(key))
         if class_method(key.method).kind != "heavy":
             light = self.light(key)
-            return lambda: ClassFigures(light())
+            return lambda: ClassFigures(light(), operators=operators)
         steps, loop = self.heavy(key), self.loop_share(key)
         replaced = self.replaced_share(key) if replaces_weights(key) else lambda: 0.0
 
         def found() -> ClassFigures:
             own = steps()
-            return ClassFigures(stepped_grid(own), loop(), replaced(), own)
+            return ClassFigures(stepped_grid(own), loop(), replaced(), own, operators)
 
         return found
 

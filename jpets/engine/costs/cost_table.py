@@ -42,12 +42,14 @@ USUAL_LOOP = 0.1
 class CostTable:
     """Seconds of each program by its name, in a JSON file that other processes add to at any time.
 
-    The file's name contains everything that makes figures stale: backbone shape, number format, device, versions.
+    The file's name contains everything that makes figures stale: backbone shape, number format, device, versions; an
+    entry's the candidates of operators that were chosen for its classes.
     """
 
     def __init__(self, path: pathlib.Path, family: Family) -> None:
         self._file = SharedFile(path, _parsed, _written)
         self._network = family.network
+        self._operators = family.operators
         self._seconds: dict[str, float] = {}
         self._timed: dict[ProgramKey, float] = {}
         """Programs whose times estimates rest on."""
@@ -62,7 +64,7 @@ class CostTable:
         self._seconds.update(self._file.read() or {})
 
     def get(self, key: ProgramKey) -> float | None:
-        return self._seconds.get(str(key))
+        return self._seconds.get(self._name(key))
 
     def timed(self, key: ProgramKey) -> float | None:
         """The seconds of a program that estimates rest on."""
@@ -70,7 +72,7 @@ class CostTable:
 
     def set(self, key: ProgramKey, seconds: float) -> None:
         """Keeps a program's measured time, and uses it for the estimates of others."""
-        self._seconds[str(key)] = seconds
+        self._seconds[self._name(key)] = seconds
         self._timed[key] = seconds
         self.base, self.rate = self._line()
         self.version += 1
@@ -119,15 +121,20 @@ class CostTable:
 
     def _arithmetic(self, key: ProgramKey) -> float:
         """Multiply-adds; each layer has as many."""
-        own = self._network.arithmetic(key.bucket, key.variant)
+        own = self._network.arithmetic(key.bucket, key.variant, static_runs=self._operators.static_runs)
         if key.trunk is None:
             return own
         below = self._network.arithmetic(key.trunk.bucket, Variant())
         return key.trunk.mean(self._network.config.layers, below, own)
 
+    def _name(self, key: ProgramKey) -> str:
+        """With the candidates of classes that have others than the family's."""
+        names = [(of, self._operators.exceptions_of(str(of))) for of in key.variant.classes()]
+        return " ".join([str(key), *(f"{of} by {own}" for of, own in names if own)])
+
     def save(self) -> None:
         """Adds what was timed here to the file."""
-        own = {str(key): seconds for key, seconds in self._timed.items()}
+        own = {self._name(key): seconds for key, seconds in self._timed.items()}
         self._file.update(lambda stored: {**(stored or {}), **own})
 
 

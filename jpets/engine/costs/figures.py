@@ -10,24 +10,26 @@ from typing import Any
 import numpy as np
 
 from jpets.deltas import class_method
+from jpets.deltas.operators import Operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import replaces_weights
 from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint, Steps
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassFigures:
     """One class. ``beta`` [rows of one task, their longest length] is in seconds. For heavy classes ``loop`` is the
-    share by which its loop makes the shared part slower without any row in it, ``replaced`` the share of the shared
-    part that a batch saves when all its rows have this class (0 where its rows need the shared products), and ``steps``
-    what beta is made of."""
+    share by which it makes the shared part slower without any row in it, ``replaced`` the share of the shared part that
+    a batch saves when all its rows have this class (0 where its rows need the shared products), and ``steps`` what beta
+    is made of. ``operators`` are the candidates that it had of its own (``Operators.exceptions_of``)."""
 
     beta: Grid
     loop: float = 0.0
     replaced: float = 0.0
     steps: Steps | None = None
+    operators: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.loop < np.inf or not 0 <= self.replaced <= 1:
@@ -35,13 +37,20 @@ class ClassFigures:
 
     def to_document(self) -> dict[str, Any]:
         steps = dataclasses.asdict(self.steps) if self.steps is not None else None
-        return {"beta": self.beta.to_document(), "loop": self.loop, "replaced": self.replaced, "steps": steps}
+        return {
+            "beta": self.beta.to_document(),
+            "loop": self.loop,
+            "replaced": self.replaced,
+            "steps": steps,
+            "operators": self.operators,
+        }
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> ClassFigures:
         grid, steps = Grid.of_document(document["beta"]), document["steps"]
         own = Steps(**steps) if steps is not None else None
-        return cls(grid, float(document["loop"]), float(document["replaced"]), own)
+        operators = str(document["operators"])
+        return cls(grid, float(document["loop"]), float(document["replaced"]), own, operators)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +66,11 @@ class Figures:
         """These, and ``later`` ones in their place where both have figures."""
         alpha, packed = (later.alpha, later.packed) if later.alpha is not None else (self.alpha, self.packed)
         return Figures(alpha, packed, {**self.classes, **later.classes})
+
+    def by(self, operators: Operators) -> Figures:
+        """Without the figures of classes that had other candidates of operators when they were measured."""
+        own = {name: each for name, each in self.classes.items() if each.operators == operators.exceptions_of(name)}
+        return dataclasses.replace(self, classes=own)
 
     def to_json(self) -> str:
         document = {

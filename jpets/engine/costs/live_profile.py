@@ -118,8 +118,8 @@ class LiveProfile:
 
     def _composed(self) -> _State:
         family, version = self._replica.family, self._costs.version
-        classes = priced(key for key, _ in family.slots)
-        return self._corrected(family, version, profile_of(self._figures, classes, coarse_profile(family, self._costs)))
+        classes, figures = priced(key for key, _ in family.slots), self._figures.by(family.operators)
+        return self._corrected(family, version, profile_of(figures, classes, coarse_profile(family, self._costs)))
 
     def _corrected(self, family: Family, version: int, raw: CostProfile) -> _State:
         correction = self._correction.copy()
@@ -132,7 +132,7 @@ class LiveProfile:
             steps={name: own.times(correction.factor(name)) for name, own in raw.steps.items()},
         )
         deltas = DeltaCosts(profile, (key for key, _ in family.slots))
-        measured = frozenset(self._figures.classes.keys() & raw.beta.keys())
+        measured = frozenset(self._figures.by(family.operators).classes.keys() & raw.beta.keys())
         return _State(family, version, raw, correction, profile, deltas, measured)
 
 

@@ -124,6 +124,7 @@ class Trunks:
         length = self._step(int(needs.lengths[0]))
         count = next((rows for rows in ROWS if rows >= len(needs.rows)), len(needs.rows))
         bucket = Bucket(count * length, ((count, length),))
-        levels = (FULL,) if needs.heavy else COARSE_LEVELS
-        variant = needs.variant(bucket, levels, static_runs=self._replica.family.operators.static_runs)
+        static_runs = self._replica.family.operators.static_runs
+        levels = (FULL,) if needs.heavy and not static_runs else COARSE_LEVELS
+        variant = needs.variant(bucket, levels, static_runs=static_runs)
         return ProgramKey(bucket, variant, Trunk(Bucket(length, ((1, length),)), text.layers))

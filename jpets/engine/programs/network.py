@@ -155,8 +155,9 @@ class Network(abc.ABC):
         """The structure of ``run``'s outputs; its leaves may be anything."""
 
     @abc.abstractmethod
-    def arithmetic(self, bucket: Bucket, variant: Variant) -> float:
-        """Multiply-adds of a program: the unit of estimates before a program is measured."""
+    def arithmetic(self, bucket: Bucket, variant: Variant, *, static_runs: bool = False) -> float:
+        """Multiply-adds of a program: the unit of estimates before a program is measured. ``static_runs``: all runs of
+        heavy classes that there is room for are computed (``Operators.static_runs``)."""
 
     @abc.abstractmethod
     def base_bias(self, params: Params) -> npt.NDArray[np.float32]:

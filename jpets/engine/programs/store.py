@@ -109,7 +109,12 @@ class ProgramStore:
         devices = [device.id for device in self._mesh.devices]
         name = hashlib.sha256(f"{devices} {key_to_json(key)}".encode()).hexdigest()[:24]
         classes = key.variant.classes()  # other classes may come and go
-        own = dataclasses.replace(family, slots=tuple((of, slots) for of, slots in family.slots if of in classes))
+        slots, operators = family.slots, family.operators
+        own = dataclasses.replace(
+            family,
+            slots=tuple((of, count) for of, count in slots if of in classes),
+            operators=operators.within([str(of) for of in classes]),
+        )
         return self._folder / f"{self.family_name(own)}-{name}.program"
 
     def save(self, family: Family, program: Program) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -162,13 +162,20 @@ class EncoderNetwork(Network):
         heads = sum(class_method(of.method).kind == "head" for of in variant.classes())
         return Outputs(0, 0, (0,) * heads)  # type: ignore[arg-type]
 
-    def arithmetic(self, bucket: Bucket, variant: Variant) -> float:
+    def arithmetic(self, bucket: Bucket, variant: Variant, *, static_runs: bool = False) -> float:
         """Multiply-adds; those of attention are weighted. Products that the variant leaves out do not count."""
         d, layers = self.config.hidden_size, self.config.layers
         attention = ATTENTION * 2 * d * attention_cells(bucket.groups)
         total = layers * (bucket.tokens * self.config.layer_weights() + attention)
-        loops = sum(class_method(key.method).kind == "heavy" for key in variant.classes())
-        total = int(total * (1 + HEAVY_LOOP * loops)) - bucket.tokens * self._replaced_weights(variant)
+        heavy = [key for key in variant.classes() if class_method(key.method).kind == "heavy"]
+        if static_runs:
+            run = bucket.run(variant.run)
+            rooms = (bucket.run_room(variant.run, variant.level(key)) * self._weights([key]) for key in heavy)
+            total += run * sum(rooms)
+        else:
+            total = int(total * (1 + HEAVY_LOOP * len(heavy)))
+        if variant.replaced:
+            total -= bucket.tokens * self._weights([key for key in heavy if replaces_weights(key)])
         for key in variant.classes():
             if windowed(key):
                 length = bucket.longest if bucket.rectangular else bucket.segment
@@ -176,11 +183,10 @@ class EncoderNetwork(Network):
                 total += cells * sum(2 * d * size for _, size in key.sites) * len(key.layers)
         return float(total)
 
-    def _replaced_weights(self, variant: Variant) -> int:
-        """Weights of the layers' sites whose shared products the variant leaves out."""
-        replacing = [key for key in variant.classes() if variant.replaced and replaces_weights(key)]
+    def _weights(self, classes: Iterable[ClassKey]) -> int:
+        """Weights of the layers' sites where these classes act."""
         places = {
-            (layer, site) for key in replacing for site, _ in key.sites if site in LINEAR_SITES for layer in key.layers
+            (layer, site) for key in classes for site, _ in key.sites if site in LINEAR_SITES for layer in key.layers
         }
         return sum(math.prod(self.config.dims(site)) for _, site in places)
 

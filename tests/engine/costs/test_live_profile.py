@@ -11,8 +11,11 @@ import pytest
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, random_delta, shallow
 
 from jpets.deltas import METHODS, class_method
+from jpets.deltas.operators import Operators, usual_operators
 from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.bucket import Bucket, Variant, make_variant
 from jpets.engine.batch.rows import Row
+from jpets.engine.costs.bench import Bench
 from jpets.engine.costs.correction import Correction
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.delta_costs import HeavyTokens, heavy_tokens
@@ -22,7 +25,7 @@ from jpets.engine.costs.shared_file import SharedFile
 from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import first_device
-from jpets.engine.programs.program import Family
+from jpets.engine.programs.program import Family, ProgramKey
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.scheduling.costs.measured_profile import Grid
 
@@ -85,7 +88,7 @@ def test_classes_that_come_later_have_costs_too(tmp_path: Path) -> None:
     profile = profile_of(replica, tmp_path)
     before = profile.current
     assert profile.current is before, "the same until something changes"
-    replica.add_banks({diff: 2})
+    replica.add_banks({diff: 2}, lambda family: family.operators)
     assert profile.current.beta.keys() == {str(mask), str(diff)}
     assert profile.seconds(used(diff)) > 0
 
@@ -213,3 +216,46 @@ def test_factors_are_bounded() -> None:
         correction.heavy(0.01, {"mask": 0.01}, 60.0)
         correction.light(0.01, 60.0)
     assert correction.factor("mask") == pytest.approx(16.0)
+
+
+def test_figures_hold_for_the_candidates_that_were_measured(tmp_path: Path) -> None:
+    """Trials of kernels find a faster one at a later start."""
+    mask, diff = class_of("mask"), class_of("diff")
+    profile = profile_of(replica_of(mask, diff), tmp_path)
+    profile.add(figures(str(mask), str(diff)))
+    faster = Operators(classes=((str(mask), "masked_matmul", "batched"),))
+    replica = replica_of(mask, diff)
+    replica.family = dataclasses.replace(replica.family, operators=faster)
+    again = profile_of(replica, tmp_path)
+    assert again.measured == {str(diff)} and again.coarse == {str(mask)}
+    own = dataclasses.replace(ClassFigures(grid(0.2), 0.1), operators=faster.exceptions_of(str(mask)))
+    again.add(Figures(classes={str(mask): own}))
+    assert again.measured == {str(mask), str(diff)}
+    assert again.seconds(used(mask)) == pytest.approx(0.2)
+
+
+def test_where_all_runs_are_computed_rows_add_nothing_by_arithmetic(tmp_path: Path) -> None:
+    """The room for runs is part of the program's arithmetic there, so one with less room is the cheaper one."""
+    mask = class_of("mask")
+    replica = replica_of(mask)
+    replica.family = dataclasses.replace(replica.family, operators=usual_operators("gpu"))
+    profile = profile_of(replica, tmp_path)
+    assert profile.seconds(used(mask)) == 0
+    costs = CostTable(tmp_path / "b.json", replica.family)
+    bucket = Bucket(256, ((8, 32),))
+    estimates = [costs.estimate(ProgramKey(bucket, make_variant({mask: level}))) for level in (2, 4, 8)]
+    bare = costs.estimate(ProgramKey(bucket, Variant()))
+    assert bare < estimates[0] < estimates[1] < estimates[2]
+    assert estimates[2] - bare == pytest.approx(4 * (estimates[0] - bare))
+
+
+def test_a_bench_times_the_candidates_that_are_served() -> None:
+    mask = class_of("mask")
+    family = dataclasses.replace(
+        replica_of(mask).family,
+        operators=dataclasses.replace(usual_operators("gpu"), classes=((str(mask), "masked_matmul", "reference"),)),
+    )
+    bench = Bench(family, first_device(), 128)
+    assert bench.family.operators.chosen == family.operators.chosen
+    ((name, _),) = bench.family.slots
+    assert bench.family.operators.exceptions_of(str(name)) == "masked_matmul=reference"
