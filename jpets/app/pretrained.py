@@ -47,7 +47,7 @@ class Engine(StudentServing):
         ``tasks`` are task files, whose id is the file's stem, or task objects; ``reserve`` lends only shapes, for tasks
         added later. ``settings`` are fields of ``EngineSettings``. Raises ``InvalidBackbone``, ``InvalidTask``.
         """
-        set_xla_flags()
+        set_xla_flags(preallocate=not settings.get("device_memory_gb"))
         backbone = load_backbone(source)
 
         def load(task: TaskSource) -> Task:

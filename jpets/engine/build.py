@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 
 from jpets.config import BackboneConfig, EngineSettings
-from jpets.deltas.operators import usual_operators
+from jpets.deltas.operators import Operators, usual_operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu, widest
 from jpets.engine.compilation.background import BackgroundCompiler
@@ -28,7 +28,7 @@ from jpets.engine.costs.live_profile import LiveProfile, figures_file
 from jpets.engine.device.classes import class_slots
 from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, held, tree_bytes
 from jpets.engine.device.replica import Replica
-from jpets.engine.kernels.choosing import before_trials, choose
+from jpets.engine.kernels.choosing import before_trials, choose, known_operators
 from jpets.engine.liveness import Liveness
 from jpets.engine.loop.host_loop import HostLoop
 from jpets.engine.planning.menu import Menu
@@ -197,7 +197,8 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
     pending = PendingQueue(settings.max_queue, answers.left)
     responses = ResponseCache(settings.response_cache_mb * 2**20)
 
-    compilation = _compilation(replica, tasks, memory, liveness, settings, frame, folder)
+    known = partial(known_operators, program=largest, mesh=frame.mesh, choice=chosen.choice)
+    compilation = _compilation(replica, tasks, memory, liveness, settings, frame, folder, known)
     budget = copies_budget(settings)
     merged = MergedCopies(replica, dict(backbone.params), budget, memory)
     compiler, menu = compilation.compiler, make_menu(frame, settings)
@@ -227,6 +228,7 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
     shared = family.config.layers if shares_trunks(replica, settings) else 0
     submissions = Submissions(intake, pending, answers, residency.wake, shared)
     liveness.parts += [lambda: residency.live, lambda: loop.live]
+    liveness.running += [lambda: residency.live, lambda: loop.runs]
     return Parts(
         replica,
         memory,
@@ -257,11 +259,13 @@ def _compilation(
     settings: EngineSettings,
     frame: Frame,
     folder: pathlib.Path,
+    known: Callable[[Family], Operators],
 ) -> Compilation:
-    """``folder`` is the cache folder."""
+    """``folder`` is the cache folder; ``known`` gives the operators of a family with new classes."""
     family, programs_folder = replica.family, folder / "programs"
     store = ProgramStore(programs_folder, replica.mesh)
-    name = folder / "costs" / store.family_name(family)
+    common = dataclasses.replace(family, operators=family.operators.within(()))  # trials find more at later starts
+    name = folder / "costs" / store.family_name(common)
     costs = CostTable(name.with_suffix(".json"), family)
     profile = LiveProfile(replica, costs, frame.figures)
     programs = Programs(replica, store, costs, liveness.wait)
@@ -276,6 +280,7 @@ def _compilation(
         frame.cores,
         1 << settings.slots.bit_length(),
         liveness.wait,
+        known,
     )
     remembered = RememberedPrograms(name.with_suffix(".programs.json"))
     return Compilation(costs, profile, programs, compiler, remembered, growth)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -23,11 +26,13 @@ from jpets.config import NAMED_BACKBONES, BackboneConfig
 from jpets.deltas import METHODS
 from jpets.deltas.operators import usual_operators
 from jpets.deltas.protocol import ClassKey
+from jpets.engine.kernels.choice import SUFFIX
 from jpets.engine.programs.program import Family
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.model.encoder import Params, random_params
 from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule, Head, LoadedBackbone, RowSource, Task
 
+CHOICES = "JPETS_BENCH_CHOICES"
 console = Console(stderr=True)
 
 LABELS = 4
@@ -49,6 +54,26 @@ class RandomBackbone:
     embeds: EmbeddingRule = BY_MEAN
     kind: str = "encoder"
     tables: RowSource | None = None
+
+
+@contextlib.contextmanager
+def engine_cache() -> Iterator[pathlib.Path]:
+    """A cache folder for one run. With ``CHOICES`` set to a folder, runs share what trials of kernels found on this
+    device: a GPU's trials take a minute, and a program of the usual candidates is not what a server runs."""
+    kept = os.environ.get(CHOICES)
+    with tempfile.TemporaryDirectory(prefix="jpets-bench-") as name:
+        folder = pathlib.Path(name)
+        if kept is None:
+            yield folder
+            return
+        (folder / "costs").mkdir()
+        for path in pathlib.Path(kept).glob(f"*{SUFFIX}"):
+            shutil.copy(path, folder / "costs")
+        try:
+            yield folder
+        finally:
+            for path in (folder / "costs").glob(f"*{SUFFIX}"):
+                shutil.copy(path, kept)
 
 
 def usual_family(config: BackboneConfig, slots: Mapping[ClassKey, int] = NO_SLOTS, *, chained: bool = False) -> Family:

@@ -19,6 +19,8 @@ from jpets.types import Task
 
 LOWERING = 2
 """Rises when a task's classes change: servers then compute again what they remember of their tasks."""
+USUAL_ROWS = 128
+"""Rows of a batch of which each may be another task's."""
 MOST_PADDING = 2
 """A class is merged into one that covers it unless that makes its rows cost more than this many times as much."""
 
@@ -91,5 +93,5 @@ class _Members(NamedTuple):
         return min(rounded, 2 * self.stay + settings.max_slots * parts + 1) if self.coming else rounded
 
     def least(self, settings: EngineSettings) -> int:
-        """The least slots: for tasks that may leave, as many as a batch has rows."""
-        return self.stay + min(self.coming, settings.max_batch_rows, settings.max_slots) + 1
+        """The least slots: for tasks that may leave, as many as a usual batch has rows. Larger batches are then cut."""
+        return self.stay + min(self.coming, settings.max_batch_rows, settings.max_slots, USUAL_ROWS) + 1

@@ -48,10 +48,10 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def device_limit(device: jax.Device, gigabytes: float) -> float:
-    """Bytes that an engine may take: ``gigabytes``, or for 0 the device's memory; a CPU sets no limit."""
-    if gigabytes:
-        return gigabytes * GIGABYTE
-    return (device.memory_stats() or {}).get("bytes_limit", math.inf)
+    """Bytes that an engine may take: ``gigabytes``, or for 0 what the allocator may take of the device's memory, which
+    is always the most; a CPU sets no limit."""
+    there_is: float = (device.memory_stats() or {}).get("bytes_limit", math.inf)
+    return min(gigabytes * GIGABYTE, there_is) if gigabytes else there_is
 
 
 def param_bytes(network: Network, params: Params, dtype: DType, mesh: MeshSlice | None = None) -> int:

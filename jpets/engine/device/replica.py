@@ -9,13 +9,14 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jpets.deltas.bank import Bank, SlotArrays
+from jpets.deltas.operators import Operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.assembly import Assembled, fill
 from jpets.engine.batch.layout import Layout
@@ -96,14 +97,16 @@ class Replica:
     def _make_bank(self, key: ClassKey, slots: int) -> Bank:
         return Bank(key, slots, self.family.config, self.family.dtype, self._base_bias, self.mesh.bank)
 
-    def add_banks(self, slots: Mapping[ClassKey, int]) -> None:
-        """Makes room for more classes. With several devices, owner thread only."""
+    def add_banks(self, slots: Mapping[ClassKey, int], choose: Callable[[Family], Operators]) -> None:
+        """Makes room for more classes; ``choose`` gives the operators of all. With several devices, owner thread
+        only."""
         with jax.default_device(self.mesh.devices[0]):
             made = {key: self._make_bank(key, count) for key, count in slots.items()}
             for bank in made.values():
                 bank.read(0)  # compiled before a task of it moves, which queries would wait for
         self.banks = {**self.banks, **made}
-        self.family = dataclasses.replace(self.family, slots=tuple(sorted([*self.family.slots, *slots.items()])))
+        family = dataclasses.replace(self.family, slots=tuple(sorted([*self.family.slots, *slots.items()])))
+        self.family = dataclasses.replace(family, operators=choose(family))
 
     def has_program(self, key: ProgramKey) -> bool:
         return key in self._programs
@@ -152,6 +155,9 @@ class Replica:
         thread only."""
         own = self.params if params is None else params
         self._state, outputs = self._start(program, assembled, own, self._state)
+        if self.device.platform != "cpu":
+            for output in jax.tree.leaves(outputs):  # all copies begin when the program ends, not one after the other
+                output.copy_to_host_async()
         return outputs
 
     def try_out(self, program: Program, assembled: Assembled) -> Outputs:

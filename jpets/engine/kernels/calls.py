@@ -54,20 +54,33 @@ class Sample:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator with its candidates. The first is the reference, with which all others are compared."""
+    """An operator with its candidates. The first is the reference, with which all others are compared.
+
+    ``loops``: the reference goes through its runs one by one, and an accelerator waits for the host at each. There it
+    says what is right, and computes only where nothing else is.
+    """
 
     candidates: Mapping[str, Candidate]
     sample: Callable[[Call, np.random.Generator], Sample]
     default: Callable[[Device], str]
     """The candidate that computes it before anything was measured."""
+    loops: bool = False
 
     @property
     def reference(self) -> str:
         return next(iter(self.candidates))
 
     def open(self, device: Device) -> list[str]:
-        """The candidates that ``device`` can run."""
-        return [name for name, each in self.candidates.items() if not each.gate.refuses(device)]
+        """The candidates that ``device`` can run, of which one is chosen."""
+        return [
+            name
+            for name, each in self.candidates.items()
+            if not each.gate.refuses(device) and not (self.is_last_resort(name) and device.platform != "cpu")
+        ]
+
+    def is_last_resort(self, name: str) -> bool:
+        """Whether an accelerator should compute a candidate only where no other one is right."""
+        return self.loops and name == self.reference
 
     def refusal(self, name: str, device: Device, call: Call) -> str:
         """The reason why a candidate is out before it is tried; empty if there is none."""

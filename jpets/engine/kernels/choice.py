@@ -40,16 +40,16 @@ class Choice:
     def missing(self, calls: Iterable[Call], table: Table, device: Device) -> list[tuple[Call, list[str]]]:
         """The candidates that were not tried yet, of the calls for which there is something to choose.
 
-        Candidates that are out without a trial get their reason here. A call that only one candidate takes is decided.
+        Candidates that are out without a trial get their reason here. A call that only the reference takes is decided.
         """
         left = []
         for call in calls:
             operator, own = table[call.operator], self.found.setdefault(call.name, {})
             refused = {name: operator.refusal(name, device, call) for name in operator.candidates}
             own.update({name: Outcome(out=reason) for name, reason in refused.items() if reason})
-            taken = [name for name, reason in refused.items() if not reason]
+            taken = [name for name in operator.open(device) if not refused[name]]
             untried = [name for name in taken if name not in own]
-            if len(taken) > 1 and untried:
+            if untried and taken != [operator.reference]:
                 left.append((call, untried))
         return left
 
@@ -57,7 +57,8 @@ class Choice:
         """The candidate with which these calls of one operator together are fastest.
 
         Where it does not take a call's operands it leaves them to the usual one. A candidate that is out at one of the
-        calls is out; before the usual one is measured, and where none is faster, it computes them.
+        calls is out; before the usual one is measured, and where none is faster, it computes them. The reference does
+        where every other one is out.
         """
         operator = table[calls[0].operator]
         usual = operator.default(device)
@@ -69,22 +70,24 @@ class Choice:
         tried = [self.found.get(call.name, {}).get(usual) for call in calls]
         if usual not in seconds and not any(outcome is not None and outcome.out for outcome in tried):
             return usual
-        if not seconds:  # the usual one is out, and with one left there was nothing to measure
+        if not seconds:  # the usual one is out, and with the reference left there was nothing to measure
             return operator.reference
         best = min(seconds, key=lambda name: seconds[name])
         return best if BETTER * seconds[best] < seconds.get(usual, math.inf) else usual
 
     def _seconds(self, name: str, usual: str, calls: Sequence[Call], table: Table, device: Device) -> float | None:
-        """Of all the calls with a candidate, as a share of the reference's time; None if it is out, or not measured."""
+        """Of all the calls with a candidate; None if it is out, or not measured. Where the usual one was timed beside
+        it, their ratio counts: a device may have another speed at another time."""
         total, any_own = 0.0, False
         for call in calls:
             refused = bool(table[call.operator].refusal(name, device, call))
-            outcome = self.found.get(call.name, {}).get(usual if refused else name)
-            reference = self.found.get(call.name, {}).get(table[call.operator].reference)
-            if outcome is None or outcome.out or reference is None or reference.out:
+            known = self.found.get(call.name, {})
+            outcome, base = known.get(usual if refused else name), known.get(usual)
+            if outcome is None or outcome.out:
                 return None
             any_own |= not refused
-            total += reference.seconds / outcome.ratio
+            beside = base is not None and not base.out and outcome.ratio
+            total += base.seconds / outcome.ratio if base is not None and beside else outcome.seconds
         return total if any_own else None
 
     def save(self, path: pathlib.Path) -> None:

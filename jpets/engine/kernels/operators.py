@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jpets.deltas.operators import CANDIDATES, usual_operators
+from jpets.deltas.operators import CANDIDATES, OVER_RUNS, usual_operators
 from jpets.engine.kernels import samples
 from jpets.engine.kernels.calls import Call, Candidate, Operator, Sample, Table
 from pallas_kernels import low_rank, masked_matmul, packed_attention, sparse_matmul
@@ -48,6 +48,7 @@ OPERATORS: Table = {
         },
         SAMPLES[operator],
         functools.partial(_usual, operator),
+        operator in OVER_RUNS,
     )
     for operator, names in CANDIDATES.items()
 }

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jpets.engine.kernels.calls import Call, Operator, Table
+from jpets.engine.kernels.description import describe
 from jpets.engine.kernels.trial import Trials
 from jpets.engine.kernels.trials import Name, found_line, left_line, trying_line
 
@@ -55,7 +56,7 @@ def try_all(
 def _made(operator: Operator, call: Call, device: jax.Device) -> Trials | None:
     """The trials of a call, in which the reference has run; None where it cannot."""
     try:
-        return Trials(operator, call, device)
+        return Trials(operator, call, device, usual=operator.default(describe(device)))
     except Exception:  # lowering, compiling and running may raise anything
         log.warning("a reference failed: its candidates are not tried", exc_info=True)
         return None

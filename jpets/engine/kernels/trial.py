@@ -1,8 +1,10 @@
-"""One candidate tried out: compiled, compared with the reference on fresh random numbers, and timed in turn with it."""
+"""One candidate tried out: compiled, compared with the reference on fresh random numbers, and timed in turn with the
+usual one."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import statistics
 import time
@@ -26,48 +28,58 @@ ROUNDS = 7
 LEAST_SECONDS = 2e-3
 """A turn lasts about so long: it repeats the call as often as that takes, so that starting it does not count."""
 MOST_REPEATS = 64
-ITERATIONS = 16
-"""Of a call in one launch on an accelerator: to start it alone takes a host longer than most operators take."""
+CALLS = 16
+"""In one launch on an accelerator: to start a call alone takes a host longer than most operators take."""
 NO_ROOM = "RESOURCE_EXHAUSTED"
 SAMPLES = 2
 """Fresh operands with which a candidate is compared."""
 
 
 class Outcome(NamedTuple):
-    """``seconds`` of a call; ``ratio`` of the reference's seconds to them, in turns. ``out`` says why a candidate was
-    not timed, and is empty for one that was."""
+    """``seconds`` of a call; ``ratio`` of the usual candidate's seconds to them, in turns, 0 where that did not run.
+    ``out`` says why a candidate was not timed, and is empty for one that was."""
 
     seconds: float = 0.0
     ratio: float = 0.0
     out: str = ""
 
     def __str__(self) -> str:
-        return self.out or f"{1e3 * self.seconds:.3g} ms, {self.ratio:.2f} x the reference's speed"
+        return self.out or f"{1e3 * self.seconds:.3g} ms, {self.ratio:.2f} x the usual speed"
+
+
+class Program(NamedTuple):
+    """A compiled candidate. A run of it makes the call so many times."""
+
+    run: Callable[[Sample], jax.Array]
+    calls: int
 
 
 class Trials:
-    """Tries the candidates of one call on ``device``. Raises what the reference raises."""
+    """Tries the candidates of one call on ``device``; ``usual`` is the one that they are timed beside, by default the
+    reference. Raises what the reference raises."""
 
-    def __init__(self, operator: Operator, call: Call, device: jax.Device, seed: int = 0) -> None:
+    def __init__(
+        self, operator: Operator, call: Call, device: jax.Device, seed: int = 0, *, usual: str | None = None
+    ) -> None:
         self._operator = operator
         self._call = call
         self._device = device
-        self._iterations = 1 if device.platform == "cpu" else ITERATIONS
+        self._calls = 1 if device.platform == "cpu" else CALLS
         rng = np.random.default_rng(seed)
         self.samples = [self._placed(operator.sample(call, rng)) for _ in range(SAMPLES)]
-        self._reference = self.compiled(operator.reference)
-        self.expected = [np.asarray(self._reference(sample), np.float32) for sample in self.samples]
+        self._usual = usual or operator.reference
+        self._reference = self.compiled(operator.reference, 1)
+        self.expected = [np.asarray(self._reference.run(sample), np.float32) for sample in self.samples]
 
     def outcome(self, name: str, clock: Callable[[], float] = time.perf_counter) -> Outcome | None:
         """What becomes of a candidate. Its errors are a reason, not raised; None where the device had no room for it,
         which says nothing about it."""
         try:
-            compute = self._reference if name == self._operator.reference else self.compiled(name)
+            program = self._repeated(name)
             for sample, expected in zip(self.samples, self.expected, strict=True):
-                if wrong := difference(np.asarray(compute(sample), np.float32), expected, sample, self.dtype):
+                if wrong := difference(np.asarray(program.run(sample), np.float32), expected, sample, self.dtype):
                     return Outcome(out=wrong)
-            timed = self._timed(compute, clock)
-            return timed._replace(ratio=1.0) if name == self._operator.reference else timed
+            return self._timed(program, program if name == self._usual else self._base, clock)
         except Exception as error:  # lowering, compiling and running may raise anything
             log.debug("a candidate failed", exc_info=True)
             if NO_ROOM in str(error):
@@ -79,7 +91,28 @@ class Trials:
         """The number format of what comes in, the first operand: products are computed in it."""
         return "float32" if jnp.dtype(self._call.operands[0].dtype) == jnp.float32 else "bfloat16"
 
-    def compiled(self, name: str) -> Callable[[Sample], jax.Array]:
+    def _repeated(self, name: str) -> Program:
+        """A program that makes a call as often as it is timed. A reference that takes long by itself may loop: it is
+        not compiled again, nor run sixteen times."""
+        if name != self._operator.reference:
+            return self.compiled(name, self._calls)
+        begun = time.perf_counter()
+        jax.block_until_ready(self._reference.run(self.samples[0]))
+        fast = time.perf_counter() - begun < LEAST_SECONDS and self._calls > 1
+        return self.compiled(name, self._calls) if fast else self._reference
+
+    @functools.cached_property
+    def _base(self) -> Program | None:
+        """The usual candidate; None where it does not run."""
+        try:
+            base = self._repeated(self._usual)
+            jax.block_until_ready(base.run(self.samples[0]))
+        except Exception:  # its own trial says why
+            log.debug("the usual candidate failed", exc_info=True)
+            return None
+        return base
+
+    def compiled(self, name: str, calls: int = 1) -> Program:
         candidate = self._operator.candidates[name].compute
         leaves, tree = jax.tree.flatten((self.samples[0].operands, dict(self.samples[0].settings)))
         arrays = [at for at, leaf in enumerate(leaves) if is_array(leaf)]
@@ -94,10 +127,10 @@ class Trials:
 
         def call(given: list[Any]) -> jax.Array:
             def again(_: object, found: jax.Array) -> jax.Array:
-                inputs, _ = jax.lax.optimization_barrier((given, found))  # tied: no iteration can be left out
+                inputs, _ = jax.lax.optimization_barrier((given, found))  # tied: no call can be left out
                 return once(inputs)
 
-            return jax.lax.fori_loop(0, self._iterations - 1, again, once(given))
+            return jax.lax.fori_loop(0, calls - 1, again, once(given))
 
         compiled = jax.jit(call).lower([leaves[at] for at in arrays]).compile()
 
@@ -106,7 +139,7 @@ class Trials:
             result: jax.Array = compiled([flat[at] for at in arrays])
             return result
 
-        return run
+        return Program(run, calls)
 
     def _placed(self, sample: Sample) -> Sample:
         def placed(tree: Any) -> Any:
@@ -114,24 +147,25 @@ class Trials:
 
         return dataclasses.replace(sample, operands=placed(sample.operands), settings=placed(dict(sample.settings)))
 
-    def _timed(self, compute: Callable[[Sample], jax.Array], clock: Callable[[], float]) -> Outcome:
+    def _timed(self, program: Program, base: Program | None, clock: Callable[[], float]) -> Outcome:
         sample = self.samples[0]
 
-        def turn(run: Callable[[Sample], jax.Array], repeats: int) -> float:
+        def turn(each: Program, repeats: int) -> float:
             begun = clock()
             for _ in range(repeats):
-                last = run(sample)
+                last = each.run(sample)
             jax.block_until_ready(last)
-            return (clock() - begun) / (repeats * self._iterations)
+            return (clock() - begun) / (repeats * each.calls)
 
-        systems = (compute, self._reference)
+        systems = [program] if base is None or base is program else [program, base]
         repeats = [
-            int(np.clip(LEAST_SECONDS / (self._iterations * max(turn(each, 1), 1e-9)), 1, MOST_REPEATS))
-            for each in systems
+            int(np.clip(LEAST_SECONDS / (each.calls * max(turn(each, 1), 1e-9)), 1, MOST_REPEATS)) for each in systems
         ]
         turns = [[turn(each, count) for each, count in zip(systems, repeats, strict=True)] for _ in range(ROUNDS)]
-        ratio = statistics.median(reference / own if own else 1.0 for own, reference in turns)
-        return Outcome(statistics.median(own for own, _ in turns), ratio)
+        seconds = statistics.median(each[0] for each in turns)
+        if base is None:
+            return Outcome(seconds)
+        return Outcome(seconds, statistics.median(each[-1] / each[0] if each[0] else 1.0 for each in turns))
 
 
 def _same(found: np.ndarray, expected: np.ndarray) -> bool:

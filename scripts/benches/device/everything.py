@@ -12,6 +12,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
@@ -20,6 +21,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+CHOICES = "JPETS_BENCH_CHOICES"
+"""The variable that ``benches.shared.engine_cache`` reads: measurements share what trials of kernels found."""
 ROOT = pathlib.Path(__file__).parents[3]
 LEAST_SECONDS = 20.0
 """No measurement begins with less time left."""
@@ -150,6 +153,7 @@ def main(
         raise typer.BadParameter(f"unknown {sorted(unknown)}; there are {[step.name for step in steps]}")
     folder = out or ROOT / "docs" / "results" / name
     folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault(CHOICES, tempfile.mkdtemp(prefix="jpets-choices-"))
     table = Table("benchmark", "ran", "figures", title=name)
     for step in steps:
         result = folder / f"{step.name}.json"

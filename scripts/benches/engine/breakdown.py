@@ -7,7 +7,6 @@ import functools
 import math
 import pathlib
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -16,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import typer
 
-from benches.shared import console, interleave, random_backbone, random_tasks, report
+from benches.shared import console, engine_cache, interleave, random_backbone, random_tasks, report
 from jpets.config import LINEAR_SITES, BackboneConfig, EngineSettings
 from jpets.deltas import METHODS
-from jpets.engine.batch.bucket import Bucket, make_variant
-from jpets.engine.batch.layout import Layout
+from jpets.engine.batch.bucket import Bucket
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
+from jpets.engine.planning.needs import Needs
 from jpets.engine.programs.program import ProgramKey, compile_program, whole_family
 from jpets.model.encoder import Params
 from jpets.types import DEFAULT_TENANT, Query
@@ -78,9 +77,8 @@ def attention_alone(config: BackboneConfig, rows: int, length: int) -> Run:
 
 def program_run(replica: Replica, rows: Sequence[Row], bucket: Bucket) -> Run:
     """These rows in the program that fits them best, as one function, which the engine's is too."""
-    program = compile_program(
-        whole_family(replica.family), ProgramKey(bucket, make_variant(Layout(rows, bucket).needs))
-    )
+    variant = Needs(rows).variant(bucket, static_runs=replica.family.operators.static_runs)
+    program = compile_program(whole_family(replica.family), ProgramKey(bucket, variant))
     assembled = replica.assemble(rows, program)
     return lambda: jax.block_until_ready(replica.dispatch(program, assembled))
 
@@ -125,8 +123,8 @@ def breakdown(
     settings = EngineSettings(
         background_compile=False, max_batch_tokens=bucket.tokens, max_batch_rows=count, slots=tasks
     )
-    with tempfile.TemporaryDirectory() as cache:
-        engine = Engine(loaded, made, settings, cache_dir=pathlib.Path(cache), buckets=[bucket])
+    with engine_cache() as cache:
+        engine = Engine(loaded, made, settings, cache_dir=cache, buckets=[bucket])
         with engine.start(lambda what, done, total: console.log(f"{what} {done}/{total}")):
             engine.specialise(queries)
             replica = engine.replica

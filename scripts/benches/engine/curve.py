@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -14,7 +13,7 @@ import typer
 
 from benches.engine.merged_copies import MergedCopies
 from benches.engine.throughput import keep_profile
-from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
+from benches.shared import console, engine_cache, interleave, paired_ratio, random_backbone, random_tasks, report
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS, task_lead
 from jpets.engine.batch.bucket import Bucket
@@ -77,7 +76,7 @@ def curve(
         slots=len(made),
     )
     with contextlib.ExitStack() as stack:
-        cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cache = stack.enter_context(engine_cache())
         keep_profile(Engine(loaded, made, own, cache_dir=cache), min(MEASURED_TOKENS, own.max_batch_tokens))
         engine = stack.enter_context(Engine(loaded, made, own, cache_dir=cache).start(lambda what, done, total: None))
         engine.menu.learn(shapes_of_all)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import pathlib
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ import typer
 
 from benches.engine.runtimes import DTYPES, bert_config, torch_device
 from benches.engine.throughput import task_queries
-from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
+from benches.shared import console, engine_cache, interleave, paired_ratio, random_backbone, random_tasks, report
 from jpets.config import BackboneConfig, EngineSettings, Policy
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
@@ -84,7 +83,7 @@ def fanout(
                 slots=tasks,
                 policy=POLICIES[name],
             )
-            cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            cache = stack.enter_context(engine_cache())
             engine = Engine(loaded, made, settings, cache_dir=cache, buckets=[bucket])
             stack.enter_context(engine.start(lambda what, done, total: console.log(f"{what} {done}/{total}")))
             engine.specialise(queries)

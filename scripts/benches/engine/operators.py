@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import pathlib
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -20,7 +19,16 @@ import jax
 import numpy as np
 import typer
 
-from benches.shared import RandomBackbone, console, interleave, paired_ratio, random_backbone, random_tasks, report
+from benches.shared import (
+    RandomBackbone,
+    console,
+    engine_cache,
+    interleave,
+    paired_ratio,
+    random_backbone,
+    random_tasks,
+    report,
+)
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket
@@ -84,12 +92,12 @@ def operators(
     queries = [Query(made[i * tasks // rows].id, input_ids=ids) for i in range(rows)]
     plain = EngineSettings(background_compile=False, max_batch_tokens=bucket.tokens, max_batch_rows=rows, slots=tasks)
     turns: dict[str, list[str]] = {}
-    with tempfile.TemporaryDirectory() as cache, contextlib.ExitStack() as running:
+    with engine_cache() as cache, contextlib.ExitStack() as running:
         runs: dict[str, Callable[[], object]] = {}
         for name, streams in systems_here().items():
             console.log(f"{name}: compiling")
             settings = dataclasses.replace(plain, delta_streams=streams)
-            engine = Engine(loaded, made, settings, cache_dir=pathlib.Path(cache), buckets=[bucket])
+            engine = Engine(loaded, made, settings, cache_dir=cache, buckets=[bucket])
             running.enter_context(engine).start()
             key = engine.specialise(queries)
             assert key is not None

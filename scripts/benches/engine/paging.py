@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from benches.engine.task_files import read_task, write_task
-from benches.shared import RandomBackbone, console, interleave, paired_ratio, random_backbone, report
+from benches.shared import RandomBackbone, console, engine_cache, interleave, paired_ratio, random_backbone, report
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket
@@ -77,13 +77,13 @@ def serving(
         background_compile=False, max_batch_tokens=32 * length, max_batch_rows=32, max_length=length, max_queue=65536
     )
     shapes = [read_task(folder / f"{name}.safetensors") for name in names[: len(methods)]]
-    with tempfile.TemporaryDirectory() as cache:
+    with engine_cache() as cache:
         engine = Engine(
             backbone,
             [],
             dataclasses.replace(base, **settings),
             reserve=shapes,
-            cache_dir=pathlib.Path(cache),
+            cache_dir=cache,
             buckets=[Bucket(count * length, ((count, length),)) for count in rows],
         )
         with engine.start(lambda what, done, total: None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +13,7 @@ import jax
 import numpy as np
 import typer
 
-from benches.shared import console, interleave, paired_ratio, random_backbone, report
+from benches.shared import console, engine_cache, interleave, paired_ratio, random_backbone, report
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.engine.engine import Engine
 from jpets.types import Query
@@ -45,8 +44,8 @@ def runtimes(
     drawn = [int(n) for n in np.random.default_rng(0).integers(LENGTHS[0], LENGTHS[1] + 1, texts)]
     fixed = [(rows, length) for rows in map(int, batches.split(",")) for length in map(int, lengths.split(","))]
     models = {f"torch {dtype}": torch_model(loaded.config, dtype) for dtype in DTYPES}
-    with tempfile.TemporaryDirectory() as cache:
-        engine = Engine(loaded, [], EngineSettings(), cache_dir=pathlib.Path(cache))
+    with engine_cache() as cache:
+        engine = Engine(loaded, [], EngineSettings(), cache_dir=cache)
         with engine.start(lambda what, done, total: None):
             _warm_up(engine, drawn, fixed, warm_up)
             before = engine.report().devices[0]

@@ -6,13 +6,21 @@ import contextlib
 import functools
 import pathlib
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from benches.shared import RandomBackbone, console, interleave, paired_ratio, random_backbone, random_tasks, report
+from benches.shared import (
+    RandomBackbone,
+    console,
+    engine_cache,
+    interleave,
+    paired_ratio,
+    random_backbone,
+    random_tasks,
+    report,
+)
 from jpets.config import EngineSettings
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
@@ -26,8 +34,8 @@ def loaded_engine(backbone: RandomBackbone, tasks: Sequence[Task], bucket: Bucke
     settings = EngineSettings(
         background_compile=False, max_batch_tokens=bucket.tokens, max_batch_rows=bucket.rows, slots=1
     )
-    with tempfile.TemporaryDirectory() as cache:
-        engine = Engine(backbone, tasks, settings, cache_dir=pathlib.Path(cache), buckets=[bucket])
+    with engine_cache() as cache:
+        engine = Engine(backbone, tasks, settings, cache_dir=cache, buckets=[bucket])
         with engine.start(lambda what, done, total: None):
             console.log(f"{len(tasks)} tasks: {engine.report().devices[0].memory}")
             yield engine

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from benches.shared import (
     RandomBackbone,
     console,
     draw_lengths,
+    engine_cache,
     interleave,
     paired_ratio,
     random_backbone,
@@ -100,10 +100,10 @@ def running_engine(
         slots=len(tasks),
         merged_memory_gb=merged_gb,
     )
-    with tempfile.TemporaryDirectory() as cache:
+    with engine_cache() as cache:
 
         def make() -> Engine:
-            return Engine(backbone, tasks, settings, cache_dir=pathlib.Path(cache), buckets=shapes)
+            return Engine(backbone, tasks, settings, cache_dir=cache, buckets=shapes)
 
         if merged_gb:
             keep_profile(make(), bucket.tokens)

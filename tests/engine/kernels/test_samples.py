@@ -99,7 +99,7 @@ def test_plain_candidates_pass_their_trials(operator: str, candidate: str) -> No
     call = next(own for (name, _), own in calls().items() if name == operator)
     trials = Trials(OPERATORS[operator], call, jax.local_devices()[0])
     for sample, expected in zip(trials.samples, trials.expected, strict=True):
-        found = np.asarray(trials.compiled(candidate)(sample), np.float32)
+        found = np.asarray(trials.compiled(candidate).run(sample), np.float32)
         assert difference(found, expected, sample, trials.dtype) == ""
         own = slice(None) if sample.own is None else sample.own
         assert np.isfinite(expected[own]).all() and np.abs(expected[own]).max() > 0.1

@@ -43,6 +43,20 @@ def test_a_right_candidate_is_timed_in_turn_with_the_reference() -> None:
     assert not slow.out and slow.ratio < 0.5 * same.ratio
 
 
+def test_candidates_are_timed_beside_the_usual_one() -> None:
+    own = Trials(TABLE["double"], CALL, jax.local_devices()[0], usual="slow")
+    usual, fast = own.outcome("slow"), own.outcome("wide")
+    assert usual is not None and fast is not None
+    assert usual.ratio == 1 and fast.ratio > 2
+
+
+@pytest.mark.parametrize("usual", ["broken", "large"])
+def test_where_the_usual_one_does_not_run_others_are_timed_alone(usual: str) -> None:
+    own = Trials(TABLE["double"], CALL, jax.local_devices()[0], usual=usual)
+    found = own.outcome("wide")
+    assert found is not None and not found.out and found.seconds > 0 and found.ratio == 0
+
+
 def test_differences_by_one_left_out_input_are_seen() -> None:
     """One of 3,072: the least error that a wrong tile can make in bf16."""
     rng = np.random.default_rng(0)
