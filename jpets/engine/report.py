@@ -150,7 +150,8 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class BalanceReport:
-    """How devices share tasks. ``moves`` counts tasks ``moved`` and ``copied``, and moves that ``failed``."""
+    """How devices share tasks. ``moves`` counts tasks ``moved`` and ``copied``, moves that ``failed``, and tasks that
+    were ``rescued`` from a device that does not work any more."""
 
     moves: Mapping[str, int]
     moved_bytes: int

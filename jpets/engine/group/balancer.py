@@ -25,6 +25,8 @@ TICK = 0.02
 """Seconds between looks at the queues."""
 HALF_LIFE = 5.0
 """Seconds after which a call counts half."""
+LOST_SECONDS = 1.0
+"""Seconds that a device does not work until others get its tasks: one that only paused keeps them."""
 PER_COPY = 0.25
 """A task keeps a copy while each of its copies has more work than this part of a device's fair share."""
 
@@ -33,7 +35,8 @@ class Balancer:
     """One thread that watches queues and calls, and tells ``mover`` every ``interval`` to make the moves of
     ``rebalance``, for which devices have room and the round has bytes. Other moves wait for a later round.
 
-    Without an interval it only tidies up after moves that are made by hand.
+    Without an interval it only tidies up after moves that are made by hand, and gives the tasks of lost devices to
+    others.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class Balancer:
         self._window = Window[TaskName](len(members))
         self._waited: Floats = np.zeros(len(members))
         self._looks = 0
+        self._lost: dict[int, float] = {}
+        """Since when devices do not work."""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jpets-balance", daemon=True)
 
@@ -85,6 +90,7 @@ class Balancer:
         while not self._end.wait(TICK):
             try:
                 self._mover.tidy()
+                self._rescue(time.monotonic())
                 self._waited += [len(member.pending) for member in self._members]
                 self._looks += 1
                 seconds = time.monotonic() - last
@@ -93,6 +99,14 @@ class Balancer:
                     self.round(seconds)
             except Exception:  # a round that fails must not be the last
                 log.exception("devices could not be balanced")
+
+    def _rescue(self, now: float) -> None:
+        """Tasks of devices that do not work go to others."""
+        down = [device for device, member in enumerate(self._members) if not member.live]
+        self._lost = {device: self._lost.get(device, now) for device in down}
+        lost = [device for device, since in self._lost.items() if now - since >= LOST_SECONDS]
+        if lost:
+            self._mover.rescue(lost)
 
     def round(self, seconds: float) -> None:
         """Takes the calls of the last ``seconds``, weighs older ones less, and moves tasks."""
@@ -128,7 +142,8 @@ class Balancer:
             name: self._members[devices[0]].slots_of(name.id, tenant=name.tenant) for name, devices in homes.items()
         }
         sizes = {name: float(sum(slots.values())) for name, slots in takes.items()}
-        places = [member.tasks.slots.room() for member in self._members]
+        rooms = [member.tasks.slots.room() for member in self._members]
+        places = [room if self._members[at].live else dict.fromkeys(room, 0) for at, room in enumerate(rooms)]
         return Room(sizes, budget=self.allowance.left, takes=takes, places=places)
 
     def _weight(self, name: TaskName, devices: Sequence[int]) -> float | None:

@@ -132,8 +132,8 @@ class EngineGroup(Serves):
 
     def _routed(self, queries: Sequence[Query], tenant: str) -> Mapping[int, Sequence[int]]:
         """The places in ``queries`` that each device gets; of several homes, the one with the fewest waiting
-        queries."""
-        waiting = [len(member.pending) for member in self._members]
+        queries. A device that does not work has none: it fails them at once."""
+        waiting = [len(member.pending) if member.live else math.inf for member in self._members]
         every = tuple(range(len(self._members)))
         routed: dict[int, list[int]] = defaultdict(list)
         for at, query in enumerate(queries):
@@ -180,12 +180,11 @@ class EngineGroup(Serves):
                 self.mover.leave(name, before.devices[1:])
 
     def _in_turn(self, place: int | None) -> Sequence[int]:
-        """The devices that a new task is tried on, one after the other."""
-        fewest = self.homes.by_tasks()
-        if place is None:
-            return fewest
-        first = place % len(self._members)
-        return [first, *(device for device in fewest if device != first)]
+        """The devices that a new task is tried on, one after the other: those that work, if there are some."""
+        order = list(self.homes.by_tasks())
+        if place is not None:
+            order.sort(key=lambda device: device != place % len(self._members))
+        return [device for device in order if self._members[device].live] or order
 
     def register_task(
         self,
@@ -288,7 +287,7 @@ class EngineGroup(Serves):
     def report(self) -> EngineReport:
         counts = self.mover.counts
         balance = BalanceReport(
-            moves={outcome: counts[outcome] for outcome in ("moved", "copied", "failed")},
+            moves={outcome: counts[outcome] for outcome in ("moved", "copied", "failed", "rescued")},
             moved_bytes=counts["bytes"],
             leaving=self.mover.leaving,
             rounds=self.balancer.rounds,

@@ -55,6 +55,11 @@ class Homes:
         """From now on its queries go to these devices."""
         self.set(name, replace(self._homes[name], devices=devices))
 
+    def at(self, device: int) -> Sequence[TaskName]:
+        """The tasks that a device serves."""
+        with self._lock:
+            return [name for name, home in self._homes.items() if device in home.devices]
+
     def by_tasks(self) -> Sequence[int]:
         """The devices in order of their number of tasks, fewest first."""
         return sorted(range(len(self._tasks)), key=self._tasks.__getitem__)

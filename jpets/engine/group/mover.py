@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from jpets.engine.engine import Engine
@@ -34,7 +34,8 @@ class Mover:
         self._leaving: dict[tuple[TaskName, int], object] = {}
         """Each stay of a task at a device has an object of its own: it may leave, come back and leave again."""
         self.counts: Counter[str] = Counter()
-        """Tasks ``moved`` and ``copied``, moves that ``failed``, and the ``bytes`` that were copied."""
+        """Tasks ``moved`` and ``copied``, moves that ``failed``, tasks that were ``rescued``, and the ``bytes`` that
+        were copied."""
 
     @property
     def leaving(self) -> int:
@@ -44,14 +45,16 @@ class Mover:
     def move(self, name: TaskName, source: int, target: int, *, copy: bool = False) -> bool:
         """Makes ``target`` a home of the task, and no longer ``source`` unless it is a ``copy``.
 
-        False where it failed, or where the task is not at ``source`` alone any more; it is served as before. Returns
-        once new queries go to the new place.
+        False where it failed, where the task is not at ``source`` any more, or where ``target`` does not work; it is
+        served as before. Returns once new queries go to the new place.
         """
         if source == target:
             raise ValueError(f"a task moves to another device; {target} is its own")
         with self._changes:
             home = self._homes.get(name)
             if home is None or source not in home.devices or target in home.devices:
+                return False
+            if not self._members[target].live:
                 return False
             try:
                 self._bring(name, home, source, target)
@@ -76,6 +79,27 @@ class Mover:
                 return
             self._homes.move(name, tuple(each for each in home.devices if each != device))
             self._leave(name, device)
+
+    def rescue(self, lost: Collection[int]) -> None:
+        """Gives the tasks of devices that do not work any more to others, which load them when a query comes: nothing
+        can be copied from there. Where no device works nothing changes."""
+        if len(lost) == len(self._members):
+            return
+        for name in {name for device in lost for name in self._homes.at(device)}:
+            with self._changes:
+                home = self._homes.get(name)
+                if home is None or not set(home.devices) & set(lost):  # it was moved or removed meanwhile
+                    continue
+                stay = tuple(device for device in home.devices if device not in lost)
+                if not stay:
+                    target = next(device for device in self._homes.by_tasks() if device not in lost)
+                    self._register(name, home, target)
+                    stay = (target,)
+                self._homes.move(name, stay)
+                self.counts["rescued"] += 1
+                for device in home.devices:
+                    if device not in stay:
+                        self._leave(name, device)
 
     def leave(self, name: TaskName, devices: Iterable[int]) -> None:
         """Notes the homes that a caller, which holds the lock of changes, took from a task."""
@@ -119,9 +143,7 @@ class Mover:
         tenant, id = name
         loaded = self._members[source].export(id, tenant=tenant)
         if loaded is None:  # not queried lately: it is loaded when a query comes
-            self._members[target].register_task(
-                id, home.load, tenant=tenant, version=home.version, pinned=home.pinned, classes=home.classes
-            )
+            self._register(name, home, target)
         else:
             entry = self._members[source].tasks.entry(tenant, id)
             here = self._members[target].replica.take_in(loaded.contents)
@@ -134,6 +156,12 @@ class Mover:
                 pinned=home.pinned,
             )
             self.counts["bytes"] += loaded.nbytes
+
+    def _register(self, name: TaskName, home: Home, target: int) -> None:
+        self._leaving.pop((name, target), None)
+        self._members[target].register_task(
+            name.id, home.load, tenant=name.tenant, version=home.version, pinned=home.pinned, classes=home.classes
+        )
 
     def _leave(self, name: TaskName, device: int) -> None:
         self._leaving[name, device] = object()

@@ -14,7 +14,8 @@ from grouped import DEVICES, SETTINGS, TASKS, TEXT, Make, _dense, check, expecte
 from support import light_or_mask_task, logits_of, shallow, wait_until
 
 from jpets.engine.group.group import EngineGroup
-from jpets.errors import NotFound, OutOfSpace, Saturated
+from jpets.engine.loop import host_loop
+from jpets.errors import EngineFailure, NotFound, OutOfSpace, Saturated
 from jpets.types import Embedding, Query, Task, TaskName
 
 
@@ -304,3 +305,38 @@ def test_a_group_has_each_device_once() -> None:
     for devices in ([], [first, first]):
         with pytest.raises(ValueError, match="each once"):
             EngineGroup(shallow(), devices)
+
+
+def test_tasks_of_a_lost_device_are_served_by_others(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = make(devices=3)
+    lost = own.devices_of(TASKS[0].id)[0]
+    theirs = [n for n in range(12) if own.devices_of(TASKS[n].id) == (lost,)]
+
+    def fail(*_: object) -> object:
+        raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
+
+    monkeypatch.setattr(own._members[lost].replica, "dispatch", fail)
+    for _ in range(host_loop.LOST):
+        assert isinstance(own.infer([query(0)])[0].error, EngineFailure)
+    assert not own.live
+    own.infer([query(n) for n in range(12)])
+    own.add_task(light_or_mask_task(3, "late"), place=lost)
+    assert lost not in own.devices_of("late"), "new tasks go to devices that work"
+    wait_until(lambda: not own.homes.at(lost), 30)
+    for n in theirs:
+        assert lost not in own.devices_of(TASKS[n].id)
+    check(own.infer([query(n) for n in range(12)] + [query(3, "late")]), [*range(12), 3])
+    target = TaskName.of(TASKS[0].id)
+    assert not own.mover.move(target, own.devices_of(TASKS[0].id)[0], lost)
+    balance = own.report().balance
+    assert balance is not None and balance.moves["rescued"] >= len(theirs)
+    assert not own.live, "only a new process may get the device back"
+
+
+def test_where_all_devices_are_lost_tasks_stay(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = make(devices=2)
+    before = [own.devices_of(task.id) for task in TASKS]
+    for member in own._members:
+        monkeypatch.setattr(member._liveness, "parts", [lambda: False])
+    own.mover.rescue([0, 1])
+    assert [own.devices_of(task.id) for task in TASKS] == before
