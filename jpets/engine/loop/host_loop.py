@@ -105,10 +105,15 @@ class HostLoop:
         return {thread.ident for thread in (self._owner, self._completer) if thread.ident is not None}
 
     @property
+    def runs(self) -> bool:
+        """Both threads are there, and the device was not lost."""
+        return self._owner.is_alive() and self._completer.is_alive() and self._lost < LOST
+
+    @property
     def live(self) -> bool:
         """Both threads run, and if there is work, some of it was done within ``stall_seconds``; the device did not fail
         ``LOST`` batches in a row."""
-        if not (self._owner.is_alive() and self._completer.is_alive()) or self._lost >= LOST:
+        if not self.runs:
             return False
         if not (self.busy or self._pending.ready):
             return True
