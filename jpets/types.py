@@ -128,6 +128,12 @@ class Head:
     """What of the one output for a pair of texts such pairs are ranked by; None is the sigmoid."""
 
     @property
+    def is_score(self) -> bool:
+        """Whether the only output for a text stands for its sigmoid: a checkpoint that does not say what it decides has
+        such a one."""
+        return self.problem == "regression" and self.outputs == 1 and self.relevance != "raw"
+
+    @property
     def reads_tokens(self) -> bool:
         """Whether there are outputs for every token; ``pooling`` then means nothing."""
         return self.type in ("token-classification", "question-answering", "fill-mask")
@@ -164,6 +170,8 @@ class Preprocessing:
     """By name, what may stand before a text instead of ``prefix``."""
     domain: str | None = None
     """Where the backbone looks tokens up in tables: the domain of these; None: the root's alone."""
+    one_type: bool = False
+    """All tokens of a pair have the token type 0, as the task has learnt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,8 +275,9 @@ class RowSource(Protocol):
         """
         ...
 
-    def lasting(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """Numbers [t, 2] that stand for the vectors of these rows in every process: which table, and where in it."""
+    def check_writable(self) -> None:
+        """Raises ``InvalidInput`` where domains can be neither added nor removed, as in a folder that is mounted to be
+        read."""
         ...
 
     def report(self) -> Sequence[DomainReport]:
@@ -282,7 +291,7 @@ class RowSource(Protocol):
         ...
 
     def remove(self, domain: str) -> None:
-        """Removes a domain for good. Raises ``NotFound``."""
+        """Removes a domain for good. Raises ``NotFound``, and what ``check_writable`` does."""
         ...
 
 

@@ -80,3 +80,15 @@ def test_a_query_names_what_stands_before_its_text(prompt: str | None, before: s
 def test_a_prompt_that_cannot_stand_there_is_refused(query: Query, rule: Preprocessing, named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
         TextEncoder(tiny().tokenizer_json, 800, 2, 32).encode(query, rule)
+
+
+@pytest.mark.parametrize("windowed", [True, False])
+def test_a_task_that_learnt_without_token_types_gets_none(*, windowed: bool) -> None:
+    encoder, query = TextEncoder.of(tiny()), Query(None, "which game?", text_pair="a chess engine that plays " * 4)
+
+    def types(rule: Preprocessing) -> set[int]:
+        found = encoder.windows(query, rule, 24, 4) if windowed else [encoder.encode(query, rule)]
+        return {int(number) for own in found for number in own.types}
+
+    assert types(Preprocessing()) == {0, 1}
+    assert types(Preprocessing(one_type=True)) == {0}

@@ -52,6 +52,8 @@ TASK_TYPES: Mapping[str, HeadType] = MappingProxyType(
         "FEATURE_EXTRACTION": "embedding",
     }
 )
+WITHOUT_TYPES = ("QUESTION_ANS",)
+"""Task types whose wrapper in PEFT takes token types and does not hand them on: the task has learnt without."""
 MODEL_TYPES: Mapping[str, HeadType] = MappingProxyType(
     {
         "ForSequenceClassification": "sequence-classification",
@@ -128,7 +130,8 @@ def read_peft(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported:
     tensors.refuse_rest(f"not understood in a {backbone.config.family} checkpoint of peft_type {kind}")
     problems.refuse()
     notes = (*notes_on_base(settings.get("base_model_name_or_path"), backbone, revision_of(settings)), *found.notes)
-    return dataclasses.replace(found, deltas=tuple(deltas), notes=notes)
+    rule = dataclasses.replace(found.preprocessing, one_type=settings.get("task_type") in WITHOUT_TYPES)
+    return dataclasses.replace(found, deltas=tuple(deltas), notes=notes, preprocessing=rule)
 
 
 def _own_tensors(stored: Stored, problems: list[str]) -> Stored:

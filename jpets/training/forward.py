@@ -12,11 +12,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jpets.config import BackboneConfig
-from jpets.deltas import HEAD, METHODS
+from jpets.deltas import HEAD, METHODS, in_merge_order
 from jpets.deltas.fold import pooler_weight
 from jpets.deltas.protocol import NO_LEAD, Lead
 from jpets.deltas.sites import BoundClass
 from jpets.deltas.view import HeadView, RowView, SlotView
+from jpets.errors import InvalidInput
 from jpets.model.batch import POOLINGS, PackedBatch, Rows
 from jpets.model.encoder import Params, SplitEncoder, cast_params
 from jpets.model.forward import bind_sites, encode, forward, read_out
@@ -159,7 +160,7 @@ def rectangular_batch(rows: TextRows, pooling: Pooling, config: BackboneConfig, 
     if config.skips_padding and rows.places is not None and not lead.tokens:
         positions = _behind(rows.places.reshape(-1), lead, config)
     groups = (AttentionGroup(None, rows.lengths + lead.tokens),)
-    firsts = _all_pooled(jnp.arange(count) * length, pooling)
+    firsts = _all_pooled(config, jnp.arange(count) * length, pooling)
     return PackedBatch({"ids": ids.reshape(-1), "types": types.reshape(-1)}, positions, groups, None, None, firsts)
 
 
@@ -183,7 +184,7 @@ def packed_batch(rows: PackedRows, pooling: Pooling, config: BackboneConfig, lea
     positions = place + lead.first_position
     if config.skips_padding and not lead.tokens:
         positions = _behind(rows.places, lead, config)
-    return PackedBatch({"ids": ids, "types": types}, positions, groups, cells, row, _all_pooled(first, pooling))
+    return PackedBatch({"ids": ids, "types": types}, positions, groups, cells, row, _all_pooled(config, first, pooling))
 
 
 def _behind(places: Int[Array, " t"], lead: Lead, config: BackboneConfig) -> Int[Array, " t"]:
@@ -196,7 +197,10 @@ def _no_token(config: BackboneConfig) -> int:
     return -1 if config.looks_up else 0
 
 
-def _all_pooled(first_token: Int[Array, " n"], pooling: Pooling) -> Rows:
+def _all_pooled(config: BackboneConfig, first_token: Int[Array, " n"], pooling: Pooling) -> Rows:
+    """Raises ``InvalidInput`` where there is no pooler to pool by."""
+    if pooling == "pooler" and not config.pooler:
+        raise InvalidInput("pooling: this backbone has no pooler; take cls or mean")
     return Rows(first_token, jnp.full(len(first_token), POOLINGS.index(pooling)))
 
 
@@ -208,7 +212,7 @@ def _bind(
     Deltas that act next to the weights get banks of two slots, the no-op and the task; others are merged into them.
     """
     bound = []
-    for delta in deltas:
+    for delta in in_merge_order(deltas):
         method = METHODS[delta.method]
         if not acts_beside(delta):
             params = method.merge(delta, config, params)

@@ -220,11 +220,13 @@ def _outcome(member: Member, best: _Best, at: int, losses: Sequence[float], rate
 
 
 def head_kind(head: Head, rows: Rows) -> tuple[object, ...]:
-    """What must be equal for tasks to be trained together: type and problem of the head, the number of values (0 if
-    outputs are labels), the layers of an embedding, and the kind of the targets."""
+    """What must be equal for tasks to be trained together: type and problem of the head, what it reads, the number of
+    values (0 if outputs are labels), the layers of an embedding, and the kind of the targets."""
     outputs = head.outputs if head.problem == "regression" else 0
-    layers = (head.dense, head.outputs, head.activation) if head.type == "embedding" and head.tensors else ()
-    return head.type, head.problem, outputs, layers, rows.targets[0].dtype.kind
+    layers = (head.dense, head.outputs) if head.type == "embedding" and head.tensors else ()
+    activation = head.activation if head.dense or layers else ""
+    pooling = "" if head.reads_tokens else head.pooling
+    return head.type, head.problem, pooling, activation, outputs, layers, rows.targets[0].dtype.kind
 
 
 def _check(members: Sequence[Member]) -> None:
@@ -233,7 +235,12 @@ def _check(members: Sequence[Member]) -> None:
     first = members[0]
     for member in members:
         if _shape(member.recipe) != _shape(first.recipe):
-            raise InvalidInput("tasks that are trained together must have deltas of the same methods and shapes")
+            raise InvalidInput(
+                "tasks that are trained together must have deltas of the same methods, settings and shapes, and equal "
+                "tensors where they are not trained"
+            )
+        if member.recipe.rate != first.recipe.rate:
+            raise InvalidInput("tasks that are trained together must have recipes of one learning rate")
         own, others = head_kind(member.head, member.rows), head_kind(first.head, first.rows)
         if own != others:
             raise InvalidInput(
@@ -250,5 +257,18 @@ def _check_batch(plans: Sequence[SettledPlan]) -> None:
         )
 
 
-def _shape(recipe: Direct) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
-    return [(each.method, {name: array.shape for name, array in each.tensors.items()}) for each in recipe.deltas]
+def _shape(recipe: Direct) -> list[tuple[object, ...]]:
+    """What all tasks' deltas must have in common: every step computes with those of the first, but for their floats."""
+    return [
+        (
+            each.method,
+            dict(each.settings),
+            {name: array.shape for name, array in each.tensors.items()},
+            {
+                name: np.asarray(array).tobytes()
+                for name, array in each.tensors.items()
+                if not np.issubdtype(array.dtype, np.floating)
+            },
+        )
+        for each in recipe.deltas
+    ]

@@ -12,7 +12,7 @@ from jpets.engine.results.entities import OUTSIDE, aggregated
 from jpets.engine.results.fills import best_fills, tokens_of
 from jpets.engine.results.numbers import sigmoid, softmax
 from jpets.engine.results.spans import MAX_ANSWER_TOKENS, no_answer
-from jpets.errors import InvalidInput, Saturated
+from jpets.errors import InvalidInput, Saturated, TooLarge
 from jpets.types import Classification, Entity, Fill, Fills, FloatArray, Query, Regression, Result, Span, Task, Tokens
 from serving.protocols.long_texts import answers_of, entities_of
 from serving.protocols.oip.outputs import REPLACED
@@ -31,6 +31,8 @@ Kind = Literal[
 TEMPLATE = "This example is {}."
 """The hypothesis of a label, as the pipeline has it by default."""
 HOLE = "{}"
+MOST_HYPOTHESES = 1 << 22
+"""Characters of all labels' hypotheses, which are copies of the template."""
 MOST_ANSWERS = 1000
 """To a question."""
 
@@ -75,8 +77,11 @@ def _classes(asked: Asked, results: Sequence[Result]) -> list[list[dict[str, Any
 
 def _scores(asked: Asked, result: Classification | Regression) -> FloatArray:
     how = asked.told.get("function_to_apply")
-    if how is None:
-        return result.probs if isinstance(result, Classification) else result.logits
+    if how is None and isinstance(result, Classification):
+        return result.probs
+    if how is None:  # the pipeline takes a single output for a probability, unless the model says that it is a value
+        assert asked.task is not None
+        return sigmoid(result.logits) if asked.task.head.is_score else result.logits
     return {"sigmoid": sigmoid, "softmax": softmax}[how](result.logits) if how != "none" else result.logits
 
 
@@ -93,9 +98,15 @@ def _hypotheses(asked: Asked) -> list[Query]:
         raise InvalidInput("inputs: expected one text with candidate_labels, found a list; ask for each alone")
     assert asked.task is not None
     _entailment(asked.task)
+    labels = asked.told["candidate_labels"]
+    if len(template) * len(labels) > MOST_HYPOTHESES:
+        raise TooLarge(
+            f"parameters.hypothesis_template: {len(labels)} labels in a template of {len(template)} characters make "
+            f"more than {MOST_HYPOTHESES} characters; ask for fewer labels, or take a shorter one"
+        )
     return [
         Query(asked.id, asked.texts[0], template.replace(HOLE, label), truncate=asked.told.get("truncate"))
-        for label in asked.told["candidate_labels"]
+        for label in labels
     ]
 
 
@@ -224,7 +235,10 @@ KINDS: Mapping[Kind, Answering] = {
         passage=True,
     ),
     "feature_extraction": Answering(
-        "embedding", frozenset({"dimensions", "normalize", "prompt_name", "truncate"}), _texts, _embedded
+        "embedding",
+        frozenset({"dimensions", "encoding_format", "normalize", "prompt_name", "truncate"}),
+        _texts,
+        _embedded,
     ),
     "fill_mask": Answering("fill-mask", frozenset({"targets", "top_k", "truncate"}), _texts, _filled),
     "sentence_similarity": Answering("embedding", frozenset({"prompt_name", "truncate"}), _texts, _similar),

@@ -37,7 +37,7 @@ def _each(results: Sequence[Result], found: list[Kind]) -> list[Kind]:
 
 def class_names(result: Classification | Regression) -> Sequence[str]:
     """The names of a head's outputs; those without one as ``transformers`` calls them."""
-    return result.names if isinstance(result, Classification) else [f"LABEL_{at}" for at in range(len(result.logits))]
+    return result.names or [f"LABEL_{at}" for at in range(len(result.logits))]
 
 
 def ranked(names: Sequence[str], scores: FloatArray) -> list[dict[str, Any]]:

@@ -135,7 +135,8 @@ def _type(task: Task | None, plain: Pooling) -> dict[str, Any]:
     if task.head.type == "fill-mask":
         raise InvalidInput(f"{task.id!r} has a fill-mask head, which text-embeddings-inference does not have")
     if task.head.type == "sequence-classification" and task.head.outputs == 1:
-        return {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
+        (name,) = task.labels or ("LABEL_0",)
+        return {"reranker": {"id2label": {"0": name}, "label2id": {name: 0}}}
     names = task.labels or tuple(f"LABEL_{at}" for at in range(task.head.outputs))
     return {"classifier": {"id2label": {str(at): name for at, name in enumerate(names)},
                            "label2id": {name: at for at, name in enumerate(names)}}}  # fmt: skip

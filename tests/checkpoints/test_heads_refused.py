@@ -181,3 +181,15 @@ def test_a_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
         read_model(folder, tiny(), Wishes())
     (folder / "tokenizer.json").unlink()
     assert read_model(folder, tiny(), Wishes()).head.outputs == 3
+
+
+def test_adapters_of_a_wrapper_without_token_types_learnt_without(tmp_path: Path) -> None:
+    """PEFT's class for question answering takes token types and does not hand them on."""
+    cases = {path.name: json.loads((path / "adapter_config.json").read_text()) for path in (IMPORTS / "peft").iterdir()}
+    kinds = {name: settings.get("task_type") for name, settings in cases.items()}
+    assert "QUESTION_ANS" in kinds.values() and "SEQ_CLS" in kinds.values()
+    for name, kind in kinds.items():
+        if cases[name].get("base_model_name_or_path") != cases["lora"].get("base_model_name_or_path"):
+            continue
+        found = read(adapter(tmp_path / name, f"peft/{name}"))
+        assert found.preprocessing.one_type == (kind == "QUESTION_ANS"), name

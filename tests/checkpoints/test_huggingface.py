@@ -257,3 +257,13 @@ def test_a_source_knows_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert resolve_source("~/tiny-bert") == FIXTURES / "tiny-bert"
     with pytest.raises(InvalidInput, match="home folder"):
         resolve_source("~no-such-user/tiny-bert")
+
+
+@pytest.mark.parametrize("name", ["AutoModel", "AutoModelForSequenceClassification"])
+def test_a_model_with_code_of_its_own_is_refused(bert: Any, save_hf: Callable[..., Path], name: str) -> None:
+    """Its tensors may have BERT's names and be used in another way."""
+    own = {**bert.settings, "auto_map": {name: "modeling_own.OwnModel"}}
+    with pytest.raises(InvalidBackbone, match=f"auto_map names code of its own for {name}"):
+        read_backbone(save_hf(own, bert.tensors))
+    harmless = {**bert.settings, "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+    assert read_backbone(save_hf(harmless, bert.tensors, name="other")).config.layers

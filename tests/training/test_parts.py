@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
@@ -15,15 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from seqeval import metrics as seqeval
-from support import shallow
+from support import random_delta, shallow
 
 from jpets.errors import InvalidInput, NotFound
+from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder
 from jpets.training import data
 from jpets.training.batches import batch_order
 from jpets.training.data import Columns, Example, read_examples
 from jpets.training.fit import rate_at
-from jpets.training.forward import TaskOutputs
+from jpets.training.forward import TaskOutputs, TextRows, task_outputs
 from jpets.training.heads import new_head
 from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.losses import IGNORED, Labels, mean_loss
@@ -338,3 +340,22 @@ def test_unseen_labels_are_refused() -> None:
     tagger = new_head("token-classification", "single-label", 2, 64)
     with pytest.raises(InvalidInput, match="row 1: expected a list of words and a list of as many tags"):
         make_rows([Example(("a", "b"), None, ["x"])], tagger, ("x", "y"), text(), RULE)
+
+
+@pytest.mark.parametrize("methods", [("diff", "mask"), ("mask", "diff"), ("lora", "mask"), ("bitfit", "diff")])
+def test_deltas_of_a_task_act_in_one_order_whatever_order_they_are_listed_in(methods: tuple[str, str]) -> None:
+    """As a server merges them: first the bias, then the weights, then the sums."""
+    backbone = shallow()
+    config, params = backbone.config, jax.tree.map(jnp.asarray, dict(backbone.params))
+    deltas = [random_delta(method, config, seed) for seed, method in enumerate(methods)]
+    head = new_head("sequence-classification", "single-label", 2, config.hidden_size, seed=1)
+    rng = np.random.default_rng(0)
+    ids = jnp.asarray(rng.integers(5, 100, (2, 8)), jnp.int32)
+    rows = TextRows(ids, jnp.zeros_like(ids), jnp.array([8, 5]))
+    found = [
+        np.asarray(
+            task_outputs(split(config), params, own, head, jax.tree.map(jnp.asarray, dict(head.tensors)), rows).logits
+        )
+        for own in (deltas, deltas[::-1])
+    ]
+    np.testing.assert_array_equal(found[0], found[1])

@@ -206,8 +206,14 @@ def test_training_together_is_training_each(base: dict[str, Any], monkeypatch: p
         for name, array in found.deltas[0].tensors.items():
             np.testing.assert_allclose(array, alone.deltas[0].tensors[name], atol=1e-5)
     other = Member(direct_recipe("lora", {"rank": 8}, config, base), members[0].head, members[0].rows)
-    with pytest.raises(InvalidInput, match="same methods and shapes"):
-        train_together(encoder, base, [members[0], other], PLAN)
+    kinds = [direct_recipe("adapter", {"bottleneck": 8, "activation": each}, config, base) for each in ("relu", "gelu")]
+    one, another = (Member(recipe, members[0].head, members[0].rows) for recipe in kinds)
+    for unlike in ([members[0], other], [one, another]):
+        with pytest.raises(InvalidInput, match="same methods, settings and shapes"):
+            train_together(encoder, base, unlike, PLAN)
+    pooled = dataclasses.replace(members[0], head=dataclasses.replace(members[0].head, pooling="cls"))
+    with pytest.raises(InvalidInput, match="heads of one type"):
+        train_together(encoder, base, [members[0], pooled], PLAN)
 
 
 def test_a_trained_task_learns_is_scored_and_served(tmp_path: Path) -> None:

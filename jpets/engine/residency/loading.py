@@ -86,6 +86,8 @@ class TaskLoader:
         self._check_domain(task)
         if task.head.type == "fill-mask" and self._backbone.config.looks_up:
             raise InvalidTask(f"task {task.id!r} fills masks, which tables do not know; serve it on the whole backbone")
+        if task.head.pooling == "pooler" and not task.head.reads_tokens and not self._backbone.config.pooler:
+            raise InvalidTask(f"task {task.id!r} reads the pooler's vector, and this backbone has no pooler")
         check_answers(task)
         if self._room(lead := task_lead(task)) < LEAST_ROOM:
             raise InvalidTask(

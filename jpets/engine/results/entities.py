@@ -86,7 +86,8 @@ def entities(
         words = _words(run, probs, labels, spelling.written, how)
         groups = [[word] for word in words] if how == "none" else _grouped(words)
         found += [_entity(group, spelling, whole=how == "none") for group in groups]
-    return tuple(each for each in found if each.label not in ignored)
+    dropped = frozenset(ignored)
+    return tuple(each for each in found if each.label not in dropped)
 
 
 def _words(

@@ -98,7 +98,8 @@ def row_result(
         start, end, score = best_span(logits, passage)
         return Span(task=name, tokens=tokens, timing=timing, logits=logits, start=start, end=end, score=score)
     if task.head.problem == "regression":
-        return Regression(task=name, tokens=tokens, timing=timing, logits=logits, score=float(logits[0]))
+        value = float(logits[0])
+        return Regression(task=name, tokens=tokens, timing=timing, logits=logits, score=value, names=task.labels)
     return _classification(task, tokens, timing, logits)
 
 

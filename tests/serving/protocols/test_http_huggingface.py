@@ -20,6 +20,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.results.entities import aggregated, of_windows
 from jpets.engine.results.numbers import sigmoid, softmax
 from jpets.engine.results.spans import best_spans, no_answer
+from jpets.errors import TooLarge
 from jpets.tokenizing import Tokens as Encoded
 from jpets.types import Classification, Embedding, Preprocessing, Query, Regression, Span, Tokens
 from serving.app import create_app
@@ -80,9 +81,41 @@ def test_classes_of_a_text(client: Ask, engine: Engine) -> None:
         dict(zip(tags.names, tags.probs, strict=True)), rel=1e-3
     )
     (value,) = client("price").text_classification(TEXT)
-    assert value.label == "LABEL_0" and value.score == pytest.approx(price.score, rel=1e-3)
-    as_probability = client("price").text_classification(TEXT, function_to_apply="sigmoid")
-    assert as_probability[0].score == pytest.approx(float(sigmoid(price.logits)[0]), rel=1e-3)
+    assert value.label == "label-0" and value.score == pytest.approx(float(sigmoid(price.logits)[0]), rel=1e-3)
+    as_it_is = client("price").text_classification(TEXT, function_to_apply="none")
+    assert as_it_is[0].score == pytest.approx(price.score, rel=1e-3)
+
+
+@pytest.mark.parametrize(("relevance", "probability"), [(None, True), ("sigmoid", True), ("raw", False)])
+def test_a_single_output_is_a_probability_unless_it_is_said_to_be_a_value(relevance: Any, probability: bool) -> None:
+    """As the pipeline has it: a model that learnt a value says ``problem_type: regression``."""
+    plain = make_task(tiny(), "value", [], make_head(np.random.default_rng(0), tiny().config.hidden_size, 1))
+    task = dataclasses.replace(
+        plain, head=dataclasses.replace(plain.head, problem="regression", relevance=relevance), labels=("toxic",)
+    )
+    asked = Asked(task, [TEXT], None, {})
+    result = Regression(task="value", tokens=1, logits=np.array([2.0], np.float32), score=2.0, names=("toxic",))
+    ((found,),) = KINDS["text_classification"].respond(asked, [result])
+    assert found["label"] == "toxic"
+    assert found["score"] == pytest.approx(float(sigmoid(result.logits)[0]) if probability else 2.0)
+
+
+def test_long_templates_and_lists_are_refused_before_they_are_multiplied(call: Call) -> None:
+    """A thousand labels in a template of a megabyte would be a gigabyte of texts."""
+    labels, template = [f"label {number}" for number in range(1000)], "{} " + "a" * 100_000
+    told = {"candidate_labels": labels, "hypothesis_template": template}
+    plain = make_task(tiny(), "nli", [], make_head(np.random.default_rng(0), tiny().config.hidden_size, 3))
+    task = dataclasses.replace(plain, labels=("entailment", "neutral", "contradiction"))
+    with pytest.raises(TooLarge, match="1000 labels in a template of 100003 characters"):
+        KINDS["zero_shot_classification"].queries(Asked(task, ["a"], None, told))
+    tokens = {"inputs": TEXT, "parameters": {"ignore_labels": [str(number) for number in range(100_000)]}}
+    assert call("POST", "/hf/names", json=tokens).status_code == 200
+
+
+def test_a_text_is_read_in_windows_or_cut(call: Call) -> None:
+    body = {"inputs": TEXT, "parameters": {"stride": 2, "truncate": False}}
+    answer = call("POST", "/hf/names", json=body)
+    assert answer.status_code == 422 and "parameters.truncate" in answer.text
 
 
 def test_names_in_a_text(client: Ask, engine: Engine) -> None:
