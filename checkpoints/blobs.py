@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from jpets.errors import InvalidTask, NotFound, Saturated
 from jpets.files import TEMPORARY, sweep, write_atomic, write_first
@@ -35,6 +35,11 @@ class Blobs(Protocol):
     def read(self, digest: str) -> bytes:
         """Raises ``NotFound``, ``InvalidTask`` if the stored bytes do not match the digest, and ``Saturated`` where the
         storage fails."""
+        ...
+
+    def open(self, digest: str) -> BinaryIO:
+        """The stored bytes as a file, checked as ``read`` does, at its beginning. It stays whole when the blob is
+        deleted meanwhile."""
         ...
 
     def exists(self, digest: str) -> bool: ...
@@ -114,6 +119,20 @@ class LocalBlobs:
         if digest_of(found) != digest:
             raise InvalidTask(f"blob {digest[:12]} was damaged where it is stored; upload the task again")
         return found
+
+    def open(self, digest: str) -> BinaryIO:
+        with contextlib.ExitStack() as unless_right:
+            try:
+                with _stored(digest, "read"):
+                    file = unless_right.enter_context(self.path(digest).open("rb"))
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                    file.seek(0)
+            except FileNotFoundError as error:
+                raise NotFound(f"blob {digest[:12]} is not stored; its task was deleted") from error
+            if found != digest:
+                raise InvalidTask(f"blob {digest[:12]} was damaged where it is stored; upload the task again")
+            unless_right.pop_all()
+        return file
 
     def exists(self, digest: str) -> bool:
         return self.path(digest).is_file()

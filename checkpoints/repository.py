@@ -16,6 +16,7 @@ import datetime
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import sqlalchemy as sa
@@ -164,16 +165,17 @@ class Repository:
             TaskRows(connection, tenant, id).retain(self._keep)
 
     def get(self, id: str, tenant: str = DEFAULT_TENANT, version: int | str | None = None) -> StoredTask:
-        """A version by number or alias; by default the served one, or the newest if none is active yet.
-
-        Raises ``NotFound``.
-        """
+        """A version by number or alias; by default the served one, or else the newest. Raises ``NotFound``."""
         with self._catalog.read() as connection:
             return TaskRows(connection, tenant, id).find(version)
 
     def read(self, stored: StoredTask | IndexedTask) -> bytes:
         """The task file. Raises ``NotFound`` if it has been deleted since."""
         return self._blobs.read(stored.digest)
+
+    def file(self, stored: StoredTask) -> BinaryIO:
+        """The task file, to be read in pieces. Raises as ``read`` does."""
+        return self._blobs.open(stored.digest)
 
     def task(self, stored: StoredTask) -> Task:
         """The task, checked again. Raises ``NotFound``, ``InvalidTask``."""
@@ -298,10 +300,13 @@ class Repository:
         """
         return self.rolled_back(id, to, tenant)[0]
 
-    def rolled_back(self, id: str, to: int | str | None, tenant: str) -> tuple[StoredTask, Sequence[Change]]:
-        """``rollback``, and what it changed, for ``undo``."""
+    def rolled_back(
+        self, id: str, to: int | str | None, tenant: str, if_match: int | None = None
+    ) -> tuple[StoredTask, Sequence[Change]]:
+        """``rollback``, and what it changed, for ``undo``. Raises ``Conflict``."""
         with self._catalog.write() as connection:
             rows = TaskRows(connection, tenant, id)
+            rows.check_match(if_match)
             target = rows.find(to).version if to is not None else rows.before_served()
             changed = rows.rollback(target)
             return rows.find(target), changed
@@ -370,9 +375,8 @@ class Repository:
         self._catalog.close()
 
     def _remove(self, digests: Sequence[str]) -> int:
-        """Removes the blobs that no version names, while none can be added; returns how many.
-
-        Each is looked up by itself: that fails once the connection, and with it the lock, is lost."""
+        """Removes the blobs that no version names, while none can be added; returns how many. Each is looked up by
+        itself: that fails once the connection, and with it the lock, is lost."""
         removed = 0
         with self._catalog.write() as connection:
             check_owner(connection, self._blobs)

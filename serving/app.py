@@ -127,7 +127,7 @@ def create_app(
     app.add_middleware(
         RequestMiddleware,
         metrics=metrics,
-        gate=Gate(keyring),
+        gate=Gate(keyring, local=settings.local),
         max_body_bytes=settings.max_body_bytes,
         max_bodies_bytes=settings.max_bodies_bytes,
     )

@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from checkpoints.task_file import fingerprint_of
 from jpets.app.commands.bars import Bars, done_of
-from jpets.app.exposure import check_open_to_all, tls_files
+from jpets.app.exposure import check_open_to_all, is_loopback, tls_files
 from jpets.app.host_use import HostUse
 from jpets.app.hosting import (
     Shelf,
@@ -125,7 +125,8 @@ class DrainingServer(uvicorn.Server):
     ) -> None:
         """``tls``: private key and certificates."""
         limits = options.connection_limits()
-        settings = dataclasses.replace(options.serving_settings(), upload_folder=uploads)
+        local = is_loopback(options.host) and not options.insecure
+        settings = dataclasses.replace(options.serving_settings(), upload_folder=uploads, local=local)
         app = create_app(service, settings, jobs, keyring)
         super().__init__(
             uvicorn.Config(

@@ -34,7 +34,7 @@ from serving.grpc.messages import METHODS, SERVICE, ModelIndex, ModelMetadata, S
 from serving.http.body_budget import FREE
 from serving.http.errors import log_unexpected
 from serving.protocols.oip.inference import EXTENSIONS, find_model, read_inference
-from serving.protocols.oip.repository import index, load, unload
+from serving.protocols.oip.repository import index, is_ready, load, unload
 from serving.requests.ask import answer
 from serving.requests.context import Context, server_version
 from serving.tenants.asker import Asker
@@ -154,10 +154,10 @@ class InferenceService:
 
     async def _model_ready(self, here: Context, request: Any, call: Call) -> Any:
         try:
-            await find_model(here, request.name, request.version or None)
+            able = await is_ready(here, request.name, request.version or None)
         except NotFound:  # as Triton answers
-            return message("ModelReadyResponse")(ready=False)
-        return message("ModelReadyResponse")(ready=here.services.first.ready)
+            able = False
+        return message("ModelReadyResponse")(ready=able)
 
     async def _model_metadata(self, here: Context, request: Any, call: Call) -> Any:
         found = (await find_model(here, request.name, request.version or None)).metadata

@@ -61,15 +61,15 @@ class Changes:
             self._preparations.retain(name)
             return stored
 
-    def rollback(self, name: TaskName, to: int | str | None = None) -> StoredTask:
+    def rollback(self, name: TaskName, to: int | str | None = None, if_match: int | None = None) -> StoredTask:
         """Serves an earlier version; when it returns, the next query gets it. On any error nothing changed. Raises
-        ``NotFound``, ``OutOfSpace``, ``InvalidTask``, ``Saturated``."""
+        ``NotFound``, ``Conflict``, ``OutOfSpace``, ``InvalidTask``, ``Saturated``."""
         tasks, engine, repository = self._tasks, self._tasks.engine, self._tasks.repository
         with tasks.locks.hold(name):
             target = repository.before_served(name.id, name.tenant) if to is None else to
             found = repository.get(name.id, name.tenant, target)
             lowered = engine.lower_task(tasks.read(found, name))
-            stored, changed = repository.rolled_back(name.id, found.version, name.tenant)
+            stored, changed = repository.rolled_back(name.id, found.version, name.tenant, if_match)
             try:
                 self._preparations.serve(engine, name, lowered, stored)
             except BaseException:

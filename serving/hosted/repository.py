@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 from jpets.types import DEFAULT_TENANT, Task, TaskName
 
@@ -100,6 +100,10 @@ class TaskRepository(Protocol):
         """The task file."""
         ...
 
+    def file(self, stored: Any) -> BinaryIO:
+        """The task file, to be read in pieces."""
+        ...
+
     def task(self, stored: Any) -> Task:
         """The task, checked. Raises ``InvalidTask``."""
         ...
@@ -164,9 +168,11 @@ class TaskRepository(Protocol):
         """Forgets the versions of a task that are too old."""
         ...
 
-    def rolled_back(self, id: str, to: int | str | None, tenant: str) -> tuple[StoredTask, Sequence[Any]]:
+    def rolled_back(
+        self, id: str, to: int | str | None, tenant: str, if_match: int | None = None
+    ) -> tuple[StoredTask, Sequence[Any]]:
         """Serves version ``to``, by default the one served before, and withdraws the newer ones; also what ``undo``
-        takes."""
+        takes. Raises ``Conflict``."""
         ...
 
     def undo(self, id: str, target: int, changes: Sequence[Any], tenant: str) -> None:

@@ -25,6 +25,8 @@ class ServingSettings:
     """Largest task file."""
     max_data_bytes: int = 512 * MIB
     """Largest file of labelled texts to train on."""
+    local: bool = False
+    """Only this machine reaches the server, and it was not told that others may come."""
     default_task: str | None = None
     """The task of ``POST /classify`` where none is named."""
     upload_folder: Path | None = None

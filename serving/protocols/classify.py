@@ -152,7 +152,7 @@ async def classify(
     assert body.input is not None
     if body.tasks is not None:
         text, pair = _pair(body.input if isinstance(body.input, str) else body.input[0])
-        inputs = [MixedInput(model=task, text=text, text_pair=pair) for task in body.tasks]
+        inputs = of_each(here, body.tasks, text, pair)
         return await mixed(request, here, inputs, rendered, body.truncate)
     assert body.model is not None
     model, texts = body.model, [body.input] if isinstance(body.input, str) else body.input
@@ -197,6 +197,13 @@ async def _in_windows(
 
 def _pair(given: str | Sequence[str]) -> tuple[str, str | None]:
     return (given, None) if isinstance(given, str) else (given[0], given[1])
+
+
+def of_each(here: Context, tasks: Sequence[str], text: str, pair: str | None) -> list[MixedInput]:
+    """One text for each of some tasks, all of which were checked already: checking the text anew for each would take
+    long. Raises ``TooLarge``, ``InvalidInput``."""
+    check_count(len(tasks), here)
+    return [MixedInput.model_construct(model=task, text=text, text_pair=pair) for task in tasks]
 
 
 async def mixed(

@@ -16,9 +16,9 @@ from jpets.errors import InvalidInput
 from jpets.types import Embedding, FloatArray, Query, Result, Task
 from serving.http.fields import Int64, Many, ModelName, Text
 from serving.protocols.classify import usage
-from serving.protocols.results import shortened
+from serving.protocols.results import all_of, shortened
 from serving.protocols.schemas import Usage
-from serving.requests.ask import ask, check_count, raise_first_error
+from serving.requests.ask import ask, check_count
 from serving.requests.context import Context, Here
 from serving.requests.routes import JSONRoute
 
@@ -81,15 +81,13 @@ async def embeddings(
     queries = await queries_of(here, body.input, name, truncate=body.truncate, prompt=body.prompt_name)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
-        raise_first_error(results)
         data = [
             {
                 "object": "embedding",
                 "index": index,
                 "embedding": encoded(shortened(result.embedding, body.dimensions), body.encoding_format),
             }
-            for index, result in enumerate(results)
-            if isinstance(result, Embedding)
+            for index, result in enumerate(all_of(results, Embedding))
         ]
         return {"object": "list", "data": data, "model": body.model, "usage": usage(results)}
 

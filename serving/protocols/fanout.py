@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from jpets.types import Aggregation
 from serving.http.fields import Int64, Many, ModelName, Text
-from serving.protocols.classify import MixedInput, mixed
+from serving.protocols.classify import mixed, of_each
 from serving.protocols.schemas import ClassifyResponse
 from serving.requests.answers import render
 from serving.requests.context import Here
@@ -42,5 +42,5 @@ async def fanout(
     Layers below all of the tasks' deltas are computed once for the text, where that is predicted to take less time:
     the answers of the tasks that shared them have `shared_layers`, how many.
     """
-    inputs = [MixedInput(model=task, text=body.text, text_pair=body.text_pair) for task in body.tasks]
+    inputs = of_each(here, body.tasks, body.text, body.text_pair)
     return await mixed(request, here, inputs, partial(render, top_k=body.top_k, how=body.aggregation), body.truncate)

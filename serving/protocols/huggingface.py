@@ -83,6 +83,7 @@ class HuggingFaceRequest(BaseModel):
     prompt_name: Text | None = None
     dimensions: Annotated[Int64, Field(ge=1)] | None = None
     """So many of the first numbers of each vector, with the length that the whole one had."""
+    encoding_format: Literal["float"] | None = None
 
     def told(self) -> dict[str, Any]:
         """All parameters that were given."""
@@ -112,6 +113,8 @@ async def answer(
     if kind.passage is None or (name == "token_classification" and "stride" not in told):
         return await ask(request, here, kind.queries(asked), lambda results: kind.respond(asked, results))
     assert found is not None
+    if "stride" in told and "truncate" in told:
+        raise InvalidInput("parameters.truncate: with a stride texts are read in windows, not cut; leave one out")
     if told.get("aggregation_strategy") == "none":
         raise InvalidInput("parameters.stride: windows are put together by entities; choose an aggregation_strategy")
     stride = told.get("doc_stride" if kind.passage else "stride")

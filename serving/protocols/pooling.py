@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
-from jpets.engine.results.numbers import softmax
+from jpets.engine.results.numbers import sigmoid, softmax
 from jpets.errors import InvalidInput, Saturated
 from jpets.types import Classification, Embedding, FloatArray, HeadType, Regression, Result, Tokens
 from serving.http.fields import Int64, ModelName, Text
@@ -96,7 +96,7 @@ async def pooling(
         raise_first_error(results)
         if not all(isinstance(result, KINDS[expected]) for result in results):
             raise Saturated(REPLACED)
-        numbers = [_numbers(result, body.dimensions, activated=body.use_activation is not False) for result in results]
+        numbers = [_numbers(result, body.dimensions, activated=body.use_activation) for result in results]
         data = [
             {"object": "pooling", "index": index, "data": encoded(each, body.encoding_format)}
             for index, each in enumerate(numbers)
@@ -107,12 +107,13 @@ async def pooling(
     return await ask(request, here, queries, respond)
 
 
-def _numbers(result: Result, kept: int | None, *, activated: bool) -> FloatArray:
+def _numbers(result: Result, kept: int | None, *, activated: bool | None) -> FloatArray:
+    """``activated``: None gives probabilities of labels, and values as they are."""
     if isinstance(result, Embedding):
         return shortened(result.embedding, kept)
     if isinstance(result, Classification):
-        return result.probs if activated else result.logits
+        return result.logits if activated is False else result.probs
     if isinstance(result, Tokens):
-        return softmax(result.logits) if activated else result.logits
+        return result.logits if activated is False else softmax(result.logits)
     assert isinstance(result, Regression)
-    return np.asarray(result.logits)
+    return np.asarray(sigmoid(result.logits) if activated else result.logits)

@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
 from jpets.errors import InvalidInput, NotFound, OutOfSpace, Saturated
 from jpets.files import space_errors
@@ -28,6 +28,8 @@ from serving.requests.routes import JSONRoute
 ETAG = re.compile(r'(?:W/)?"?(\d{1,9})"?')
 ANY = "*"
 MOST_VERSIONS = (1 << 31) - 1
+PIECE = 1 << 18
+"""Bytes of a task file that are read at a time."""
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
 IfMatch = Annotated[str | None, Header(description="the version that must be the newest one; 409 where it is not")]
@@ -144,19 +146,32 @@ async def get_file(here: Here, id: str, version: Annotated[str | None, Query(max
     here.asker.check("manage")  # also for those who ask for them at the description's path
     repository = here.services.repository
     stored = await asyncio.to_thread(here.stored, id, _version(version))
-    content = await asyncio.to_thread(repository.read, stored)
-    name = f'attachment; filename="{id}.safetensors"'
-    return Response(content, headers={**_etag(stored), "Content-Disposition": name}, media_type=FILE_TYPE)
+    file = await asyncio.to_thread(repository.file, stored)
+    headers = {
+        **_etag(stored),
+        "Content-Disposition": f'attachment; filename="{id}.safetensors"',
+        "Content-Length": str(stored.bytes),
+    }
+    return StreamingResponse(_pieces(file), headers=headers, media_type=FILE_TYPE)
 
 
-async def rollback(here: Here, id: str, body: RollbackRequest | None = None) -> JSONResponse:
-    """200: the next query sees it. Versions newer than the target are withdrawn."""
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    """A client that reads slowly, or asks for many files, takes no more memory than a piece of each."""
+    with file:
+        while piece := await asyncio.to_thread(file.read, PIECE):
+            yield piece
+
+
+async def rollback(request: Request, here: Here, id: str, body: RollbackRequest | None = None) -> JSONResponse:
+    """200: the next query sees it. Versions newer than the target are withdrawn. `If-Match` is the version that must be
+    the newest one; 409 where it is not."""
     name, version = here.own(id), body.version if body else None
+    expected = _expected(request.headers.get("if-match"), None)
 
     def change() -> StoredTask:
         here.refuse_shared(id)
         with here.services.changing(name) as own:
-            return own.changes.rollback(name, version)
+            return own.changes.rollback(name, version, expected)
 
     stored = await asyncio.to_thread(change)
     return await _answer(here, stored, 200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 from collections.abc import Mapping
 
 from starlette.responses import Response
@@ -22,8 +23,10 @@ PAGES = ("/", "/metrics")
 class Gate:
     """Says for whom an HTTP request is, or why it is not let in."""
 
-    def __init__(self, keyring: Keyring) -> None:
+    def __init__(self, keyring: Keyring, *, local: bool = False) -> None:
+        """``local``: only this machine reaches the server."""
         self._keyring = keyring
+        self._local = local
 
     def admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Response | None:
         """Puts the ``Asker`` into the scope's state. 401 where a key is needed and there is none, 429 for a tenant over
@@ -33,8 +36,11 @@ class Gate:
         page = scope["path"] in PAGES and scope["method"] in ("GET", "HEAD")
         try:
             asker = self._keyring.asker(key_of(headers, basic=page))
-            if asker.key is None and scope["method"] not in ("GET", "HEAD"):
-                _check_site(headers)
+            if asker.key is None:
+                if self._local:
+                    _check_host(headers)
+                if scope["method"] not in ("GET", "HEAD"):
+                    _check_site(headers)
             asker.allowance.request()
         except JpetsError as error:
             more = retry_headers(error)
@@ -58,6 +64,22 @@ def _check_site(headers: Mapping[bytes, bytes]) -> None:
             "this comes from a page of another site, which a server without keys does not take; make a key (jpets key "
             "create), and have the page send it"
         )
+
+
+def _check_host(headers: Mapping[bytes, bytes]) -> None:
+    """Raises ``Forbidden`` where this machine is called by a name that the internet gives out: a page's own name may
+    lead here from one moment to the next (DNS rebinding), and to a browser it is then the page's own server."""
+    host = headers.get(b"host", b"").decode("latin-1").strip().lower()
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    if name in ("", "localhost") or name.endswith(".localhost"):
+        return
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        raise Forbidden(
+            f"Host: expected localhost or an address of this machine, found {name[:80]!r}, which a server without keys "
+            "does not answer to; make a key (jpets key create), or start it with --insecure"
+        ) from None
 
 
 def is_open(path: str) -> bool:

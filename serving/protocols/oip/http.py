@@ -16,7 +16,7 @@ from serving.http.fields import Int64, Many, ModelName, Text
 from serving.http.responses import FastJSONResponse
 from serving.protocols.oip import binary
 from serving.protocols.oip.inference import EXTENSIONS, MOST_ID, Inference, find_model, read_inference
-from serving.protocols.oip.repository import index, load, unload
+from serving.protocols.oip.repository import index, is_ready, load, unload
 from serving.protocols.oip.tensors import Tensor
 from serving.requests.ask import ask
 from serving.requests.context import Here, server_version
@@ -223,8 +223,7 @@ async def model_metadata(here: Here, model: str, version: str | None = None) -> 
 @router.get("/models/{model}/ready", response_model=ModelReady, summary="Is a task loaded?")
 @router.get("/models/{model}/versions/{version}/ready", response_model=ModelReady, summary="Is a version loaded?")
 async def model_ready(here: Here, model: str, version: str | None = None) -> FastJSONResponse:
-    await find_model(here, model, version)
-    able = here.services.first.ready
+    able = await is_ready(here, model, version)
     return FastJSONResponse({"name": model, "ready": able}, 200 if able else 503)
 
 

@@ -103,7 +103,9 @@ def test_an_old_version_serves_until_the_new_ones_shape_is_there(
     opened = Growth._open
 
     def slow(growth: Growth, keys: Any) -> None:
-        seen.append((ask(call, "topic").status_code, ask(call, "other")))
+        index = {each["name"]: each["state"] for each in call("POST", "/v2/repository/index").json()}
+        able = call("GET", "/v2/models/other/ready").status_code
+        seen.append((ask(call, "topic").status_code, ask(call, "other"), able, index))
         opened(growth, keys)
 
     seen: list[Any] = []
@@ -113,7 +115,9 @@ def test_an_old_version_serves_until_the_new_ones_shape_is_there(
     assert state(call, "topic").json()["loaded"] == 2
     assert put(call, make_task("other", rank=16)).status_code == 202
     assert state(call, "other").json()["state"] == "ready"
-    (old, missing), (_, early) = seen
+    (old, missing, *_), (_, early, able, index) = seen
+    assert (able, index["other"], index["topic"]) == (503, "UNAVAILABLE", "READY")
+    assert call("GET", "/v2/models/other/ready").status_code == 200
     assert (old, missing.status_code) == (200, 404)
     assert (early.status_code, early.json()["error"]["code"]) == (503, "preparing")
     assert len(ask(call, "topic").json()["data"][0]["probs"]) == 9

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from clients import Call
 
+from serving.http import fields
+
 TEXT = "a chess engine"
 TASKS = ["topic", "tags", "price", "names", "vectors"]
 
@@ -102,3 +104,18 @@ def test_rows_of_several_tasks(call: Call) -> None:
 def test_refused_tasks_of_rows(call: Call, model: str, inputs: list[dict[str, Any]], part: str) -> None:
     answer = call("POST", f"/v2/models/{model}/infer", json={"inputs": inputs})
     assert (answer.status_code, part in answer.text) == (422, True), answer.text
+
+
+def test_too_many_tasks_are_refused_before_the_text_is_looked_at(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is checked once, not for each task: a hundred thousand times would stop the server."""
+    seen: list[str] = []
+
+    def is_unicode(text: str) -> bool:
+        seen.append(text)
+        return True
+
+    monkeypatch.setattr(fields, "is_unicode", is_unicode)
+    for path, name in (("/v1/fanout", "text"), ("/v1/classify", "input")):
+        seen.clear()
+        assert call("POST", path, json={"tasks": ["topic"] * 50_000, name: TEXT}).status_code == 413
+        assert seen.count(TEXT) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import ssl
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,20 @@ def test_a_page_of_another_site_does_nothing_on_a_server_without_keys(
     ):
         assert _sent(call, **headers) == 200, headers
     assert call("GET", "/v1/tasks", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200  # a link
+    local = client_of(service, dataclasses.replace(settings, local=True), None, keyring)
+    for host, status in (
+        ("evil.example:8080", 403),  # it leads to this machine since a moment ago (DNS rebinding)
+        ("127.0.0.1.evil.example", 403),
+        ("localhost:8080", 200),
+        ("app.localhost", 200),
+        ("127.0.0.1:8080", 200),
+        ("[::1]:8080", 200),
+        ("[::1]", 200),
+    ):
+        assert _sent(local, Host=host, Origin=f"http://{host}") == status, host
+        assert local("GET", "/v1/tasks", headers={"Host": host}).status_code == status, host
+    assert local("GET", "/v2/health/live", headers={"Host": "probe.example"}).status_code == 200
     _, key = access.create("default", ("infer",))
     keyring.refresh()
     assert _sent(call, X_API_Key=key, Origin="https://page.with.a.key") == 200
+    assert _sent(local, X_API_Key=key, Host="evil.example") == 200
