@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 BUSY = "the catalogue was busy for too long; try again"
 IN_USE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 """SQLite's errors of transactions that others keep waiting; the last one comes of a log that they hold too long."""
+CLIENT_WAITS = {"connect_timeout": 10, "tcp_user_timeout": 30_000, "keepalives_idle": 30, "keepalives_interval": 10}
+"""Seconds (``tcp_user_timeout``: milliseconds) after which a PostgreSQL that does not answer counts as unreachable, but
+for those that its URL sets: by itself a client waits for a quarter of an hour."""
 EVENTS = {"insert": "INSERT", "update": "UPDATE OF state", "delete": "DELETE"}
 """Statements that change which version of a task is served, by the name of their trigger."""
 NUMBER = "coalesce((SELECT max(number) FROM changes), 0) + 1"
@@ -129,7 +132,8 @@ class PostgreSQL:
     def engine(self, url: sa.URL) -> sa.Engine:
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
-        engine = sa.create_engine(url, pool_pre_ping=True, isolation_level="READ COMMITTED")
+        waits = {name: value for name, value in CLIENT_WAITS.items() if name not in url.query}
+        engine = sa.create_engine(url, pool_pre_ping=True, isolation_level="READ COMMITTED", connect_args=waits)
 
         def configure(connection: DBAPIConnection, record: object) -> None:
             # A machine that disappears must not hold the lock for hours.

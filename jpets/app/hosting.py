@@ -34,7 +34,7 @@ from jpets.engine.group.group import EngineGroup
 from jpets.engine.interface import Serves
 from jpets.engine.students.serving import StudentServing
 from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, Saturated, one_line
-from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, temporary_sibling
+from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, sync_tree, temporary_sibling
 from jpets.scratch import scratch_folder
 from jpets.students.session import check_method, default_settings
 from jpets.training.methods import check_continued, checked_settings, direct_recipe, is_direct
@@ -92,6 +92,7 @@ class Shelf:
         try:
             with space_errors():
                 shutil.copytree(folder, temporary)  # it may be on another disk
+                sync_tree(temporary)
                 temporary.rename(target)
                 sync_folder(target.parent)
         finally:

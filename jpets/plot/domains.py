@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from jpets.errors import Conflict, EngineFailure, InvalidTable, JpetsError
+from jpets.errors import Conflict, EngineFailure, InvalidInput, InvalidTable, JpetsError
 from jpets.plot.arena import RANGE_BYTES, Arena
 from jpets.plot.lookup import DOMAIN, ROOT, Lookup
 from jpets.plot.ngrams import ngrams
@@ -135,13 +136,12 @@ class DomainTables:
         finally:
             self._stamp = stamp
 
-    def lasting(self, rows: Int[np.ndarray, " t"]) -> Int[np.ndarray, "t 2"]:
+    def check_writable(self) -> None:
         """As ``jpets.types.RowSource`` has it."""
-        first = self._view.first
-        names = sorted(first, key=first.__getitem__)
-        starts = np.array([first[name] for name in names])
-        own = np.searchsorted(starts, rows, side="right") - 1
-        return np.stack([np.array([int(name[:15], 16) for name in names])[own], rows - starts[own]], 1)
+        if not os.access(self.folder, os.W_OK):
+            raise InvalidInput(
+                f"the tables are in {self.folder}, which this server may not write to: give it a folder of its own"
+            )
 
     def add(self, domain: str, branch: Mapping[str, Any], *, same_layers: bool = False) -> None:
         """As ``jpets.types.RowSource`` has it."""
@@ -169,6 +169,7 @@ class DomainTables:
 
     def remove(self, domain: str) -> None:
         """As ``jpets.types.RowSource`` has it."""
+        self.check_writable()
         Tree.change(self.folder, lambda tree: tree.without(domain))
         self.reload()
 

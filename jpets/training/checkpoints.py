@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from jpets.errors import InvalidInput, OutOfSpace
 from jpets.files import space_errors, sweep, write_atomic
 from jpets.training.fit import State
 from jpets.training.run import TrainingProgress
+
+log = logging.getLogger(__name__)
 
 KEPT = 2
 RUN, LOCK = "run.sha256", "run.lock"
@@ -94,17 +97,27 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     def load(self, first: TrainingProgress) -> TrainingProgress:
-        """The newest progress, or ``first``. Raises ``InvalidInput`` for damaged files."""
-        newest = self._manager.latest_step()
-        if newest is None:
-            return first
+        """The newest progress that is whole, or ``first``. Raises ``InvalidInput`` where all that was kept is
+        damaged."""
         shapes = jax.tree.map(lambda leaf: np.empty(np.shape(leaf), np.asarray(leaf).dtype), _tree(first))
-        try:
-            found = self._manager.restore(newest, args=ocp.args.StandardRestore(shapes))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        steps, problem = sorted(self._manager.all_steps(), reverse=True), None
+        for step in steps:
+            try:
+                found = self._manager.restore(step, args=ocp.args.StandardRestore(shapes))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                problem = error
+                continue
+            for damaged in (other for other in steps if other > step):
+                log.warning("checkpoint %s of %s is damaged: going on from an older one", damaged, _name(self._folder))
+                self._manager.delete(damaged)  # that step comes again, and could not be saved
+            return self._progress(first, found)
+        if problem is not None:
             raise InvalidInput(
-                f"{_name(self._folder)}: its checkpoint {newest} is damaged; remove the folder to start anew"
-            ) from error
+                f"{_name(self._folder)}: its checkpoint {steps[0]} is damaged; remove the folder to start anew"
+            ) from problem
+        return first
+
+    def _progress(self, first: TrainingProgress, found: Any) -> TrainingProgress:
         known, structure = jax.tree.flatten(first.state.optimiser)
         leaves = [found["optimiser"][str(at)] for at in range(len(known))]
         state = State(found["trained"], jax.tree.unflatten(structure, leaves), int(found["step"]))

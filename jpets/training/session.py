@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -91,8 +90,10 @@ def run_training(
     before = start.deltas if start is not None else ()
     begin(Task(id, BackboneRef.of(backbone), tuple(before), made.head, made.labels, made.rule))
     features = FrozenFeatures(split(config), text, base, made.head)
-    rows, judged = (_lasting(own, backbone) for own in (made.rows, made.judged))
-    with claimed(folder, backbone.fingerprint, training, rows, judged, made.head, before):
+    texts = (
+        (made.rows, made.judged) if backbone.tables is None else (examples, held_out)
+    )  # tables may come to be others
+    with claimed(folder, backbone.fingerprint, training, *texts, made.head, before):
         outcome = _Stages(training, config, base, made, text.pad_id, folder, devices, report).run(
             going_on, from_task=start is not None
         )
@@ -143,14 +144,6 @@ def _answered(task: Task, backbone: LoadedBackbone, examples: Sequence[Example])
     task = fold_pooler(task, backbone.config, params)
     predictor = Predictor(split(backbone.config), text, task.head, task.deltas)
     return rows, predictor(params, task.head, [*rows.tokens, *rows.seconds], task.deltas)
-
-
-def _lasting(rows: Rows, backbone: LoadedBackbone) -> Sequence[Any]:
-    """What tells these rows from others, the same in the process that goes on: where a table is in memory differs."""
-    if (tables := backbone.tables) is None:
-        return rows
-    texts = [(own._replace(ids=own.ids[:0]), tables.lasting(own.ids)) for own in [*rows.tokens, *rows.seconds]]
-    return rows._replace(tokens=(), seconds=()), len(rows.tokens), texts
 
 
 class _Stages:

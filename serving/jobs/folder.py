@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jpets.errors import NotFound
-from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, write_atomic
+from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, sync_tree, write_atomic
 from jpets.types import DEFAULT_TENANT, TaskName
 from serving.jobs.request import STORED, JobRequest
 from serving.jobs.states import JobProgress, JobStateName
@@ -239,7 +239,7 @@ class JobFolder:
     def _parsed(self, parse: Callable[[bytes], Parsed], name: str) -> Parsed:
         try:
             return parse((self.path / name).read_bytes())
-        except (OSError, ValidationError) as error:  # removed meanwhile, or not of this version of jpets
+        except (FileNotFoundError, NotADirectoryError, ValidationError) as error:  # removed, or of another version
             raise NotFound(f"job {self.id} is not there or cannot be read; GET /v1/jobs lists what there is") from error
 
 
@@ -268,6 +268,7 @@ class JobFolders:
     def commit(self, draft: JobFolder) -> JobFolder:
         """Makes the draft a job."""
         job = JobFolder(self.path / draft.id.removeprefix(DRAFT))
+        sync_tree(draft.path)
         draft.path.rename(job.path)
         sync_folder(self.path)
         return job

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from jpets.errors import Conflict, JpetsError, NotFound, OutOfSpace, Saturated
+from jpets.errors import Conflict, EngineFailure, JpetsError, NotFound, OutOfSpace, Saturated
 from serving.jobs.folder import JobFolder, JobFolders, JobState
 from serving.jobs.states import DISK_IS_FULL
 
@@ -35,9 +35,13 @@ Check = Callable[[JobFolder], None]
 Raises ``Saturated`` to be called again, another ``JpetsError`` where such a task cannot be served.
 """
 ATTEMPTS = 5
+ENGINE_BACK_OFF = 10.0
+"""The same where the engine does not work, as a multiple: only a new process may help."""
 BACK_OFF = 1.0
 """Seconds before the second attempt; each further attempt waits that much longer."""
 POLL = 0.1
+HAND_OVER = 10.0
+"""Seconds in which another server may begin to run the jobs that this one cannot."""
 LOOK = 5.0
 """Seconds between looks for jobs that another server on the same repository took in."""
 
@@ -45,7 +49,8 @@ LOOK = 5.0
 class JobRunner:
     """Runs the jobs in ``jobs``, of each tenant in turn the oldest, in a thread of its own.
 
-    Of several servers on one repository one runs jobs; when it ends, another one does. Thread-safe.
+    Of several servers on one repository one runs jobs; when it ends, another one does, and where it has none left that
+    are ``runnable`` there: a server may lack a job's backbone. Thread-safe.
     """
 
     def __init__(
@@ -56,11 +61,12 @@ class JobRunner:
         check: Check = lambda job: None,
         *,
         platform: Platform = lambda job: "cpu",
+        runnable: Callable[[JobFolder], bool] = lambda job: True,
         attempts: int = ATTEMPTS,
         back_off: float = BACK_OFF,
     ) -> None:
         self._jobs, self._command, self._publish, self._check = jobs, command, publish, check
-        self._platform = platform
+        self._platform, self._runnable = platform, runnable
         self._attempts, self._back_off = attempts, back_off
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="jpets-jobs", daemon=True)
@@ -92,7 +98,7 @@ class JobRunner:
                 raise Conflict(f"what {job.id} made is being published; remove that when it has finished")
             job.ask_to_end()
             running = self._current is not None and self._current.id == job.id
-            if self._alone and not running:
+            if state.state == "queued" or (self._alone and not running):  # another server may be about to run it
                 job.finish("cancelled")
             self._changed.notify_all()
 
@@ -105,35 +111,40 @@ class JobRunner:
             self._thread.join(timeout=10)
 
     def _work(self) -> None:
-        with self._lock():
-            self._jobs.sweep()
-            while not self._closed:
-                try:
-                    job = self._next()
-                except OSError:  # as without descriptors: the jobs wait
-                    log.exception("jobs cannot be looked at")
-                    self._pause(self._back_off)
-                    continue
-                if job is None:
-                    return
-                try:
-                    self._run(job)
-                except NotFound:
-                    log.warning("a job was removed while it ran", extra={"job": job.id})
-                except OutOfSpace:
-                    log.warning("a job waits for space on the disk", extra={"job": job.id})
-                    self._pause(self._back_off)
-                except OSError:  # as without descriptors or processes: the job waits
-                    log.exception("a job cannot be run now", extra={"job": job.id})
-                    self._pause(self._back_off)
-                except Exception:  # the other jobs go on
-                    log.exception("a job failed", extra={"job": job.id})
-                    try:
-                        job.finish("failed", problem="the server failed; its log has the details")
-                    except (OSError, JpetsError):
-                        self._pause(self._back_off)
+        while not self._closed:
+            try:
+                with self._lock():
+                    self._jobs.sweep()
+                    self._work_alone()
+            except OSError:  # as without descriptors: the jobs wait
+                log.exception("jobs cannot be looked at")
+                self._pause(self._back_off)
+            else:
                 with self._changed:
-                    self._current = None
+                    if not self._closed:
+                        self._changed.wait(HAND_OVER)  # a new job, or a cancelled one, is looked at sooner
+
+    def _work_alone(self) -> None:
+        """Runs jobs until the server ends, or those that are left cannot be run here."""
+        while (job := self._next()) is not None:
+            try:
+                self._run(job)
+            except NotFound:
+                log.warning("a job was removed while it ran", extra={"job": job.id})
+            except OutOfSpace:
+                log.warning("a job waits for space on the disk", extra={"job": job.id})
+                self._pause(self._back_off)
+            except OSError:  # as without descriptors or processes: the job waits
+                log.exception("a job cannot be run now", extra={"job": job.id})
+                self._pause(self._back_off)
+            except Exception:  # the other jobs go on
+                log.exception("a job failed", extra={"job": job.id})
+                try:
+                    job.finish("failed", problem="the server failed; its log has the details")
+                except (OSError, JpetsError):
+                    self._pause(self._back_off)
+            with self._changed:
+                self._current = None
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -151,25 +162,31 @@ class JobRunner:
                 self._alone = False
 
     def _next(self) -> JobFolder | None:
-        """The oldest job that has not finished, of the tenant whose last turn is longest ago; waits for one. None at
-        the end."""
+        """The oldest job that has not finished and can be run here, of the tenant whose last turn is longest ago; waits
+        for one. None at the end, and where all that wait can only be run elsewhere."""
         with self._changed:
             while not self._closed:
                 oldest: dict[str, JobFolder] = {}
+                elsewhere = False
                 for job in reversed(self._jobs.all()):
                     if job.id in self._finished:
                         continue
                     with contextlib.suppress(NotFound):
                         if not (state := job.state).is_finished:
-                            oldest.setdefault(state.tenant, job)
+                            if state.publishing or job.is_to_end or self._runnable(job):
+                                oldest.setdefault(state.tenant, job)
+                            else:
+                                elsewhere = True
                             continue
-                        job.free()  # a kill may have come before that
                         self._finished.add(job.id)
+                        job.free()  # a kill may have come before that
                 if oldest:
                     tenant = min(oldest, key=lambda each: self._turns.get(each, 0))
                     self._turns[tenant] = max(self._turns.values(), default=0) + 1
                     self._current = oldest[tenant]
                     return self._current
+                if elsewhere:
+                    return None
                 self._changed.wait(LOOK)
         return None
 
@@ -177,6 +194,8 @@ class JobRunner:
         """Runs a job until it has finished or the server ends."""
         while not self._closed:
             state = job.state
+            if state.is_finished:  # another server has cancelled it
+                return
             if job.is_to_end and not state.publishing:
                 job.finish("cancelled")
                 return
@@ -189,7 +208,10 @@ class JobRunner:
                 return
             if state.attempts and self._pause(self._back_off * max(1, fruitless)):
                 return
-            job.begin(state.attempts + 1, fruitless + 1)
+            with job.deciding():
+                if job.is_to_end:
+                    continue
+                job.begin(state.attempts + 1, fruitless + 1)
             try:
                 status = self._process(job)
             except JpetsError as error:
@@ -262,10 +284,18 @@ class JobRunner:
                 job.change(publishing=again)
                 self._pause(self._back_off)
                 continue
-            except JpetsError as error:
-                job.finish("failed", problem=error.message)
+            except (Conflict, NotFound) as error:  # as without its backbone: the work of days is not thrown away
+                job.finish("failed", problem=f"{error.message}; what it made is in the job's folder", kept=True)
                 return
-            except Exception as error:  # such as a folder that may not be written: the work of days is not thrown away
+            except JpetsError as error:
+                if not isinstance(error, EngineFailure):
+                    job.finish("failed", problem=error.message)
+                    return
+                log.warning("what a job made waits for the engine: %s", error.message, extra={"job": job.id})
+                job.change(publishing=again)
+                self._pause(self._back_off * ENGINE_BACK_OFF)
+                continue
+            except Exception as error:  # such as a folder that may not be written
                 log.exception("what a job made cannot be published", extra={"job": job.id})
                 failures += 1
                 if failures == self._attempts:

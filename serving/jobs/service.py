@@ -68,7 +68,14 @@ class Jobs:
         keep_backbone: KeepBackbone | None = None,
     ) -> None:
         self.folders = JobFolders(folder)
-        self.runner = JobRunner(self.folders, command, self._publish, self._check_outline, platform=self._platform_of)
+        self.runner = JobRunner(
+            self.folders,
+            command,
+            self._publish,
+            self._check_outline,
+            platform=self._platform_of,
+            runnable=self._is_runnable,
+        )
         self._services, self._platform = services, platform
         self._outline = outline
         self._keep_backbone = keep_backbone
@@ -111,6 +118,7 @@ class Jobs:
             }
             request = request.model_copy(update=named)
             _check_known(request.domain, own.backbone)
+            self._check_domain_stays(request)
             own.changes.check_shape(self._outline(request, own.backbone, methods))
         if isinstance(request, MakeStudents):
             teacher = _teacher_service(self._services, self._services.resolve(TaskName(tenant, request.teacher)))
@@ -144,6 +152,7 @@ class Jobs:
         with self._committing:
             if isinstance(request, FineTune) and (own := self._service(request)) is not None:
                 _check_known(request.domain, own.backbone)  # it may have been deleted while the data came
+                self._check_domain_stays(request)
             tenant = draft.state.tenant
             _check_waiting(self.folders, tenant, self._coming - Counter({tenant: 1}))
             job = self.folders.commit(draft)
@@ -185,6 +194,16 @@ class Jobs:
                     does = "makes" if isinstance(request, MakeDomain) else "trains a task of"
                     raise Conflict(f"job {job.id} {does} domain {name!r}; cancel it or wait until it has finished")
 
+    def _check_domain_stays(self, request: FineTune) -> None:
+        """Raises ``Conflict`` where a job is to train the layers of the domain anew that a task is to learn from."""
+        for job in self.folders.all() if request.domain is not None else ():
+            with contextlib.suppress(NotFound):  # removed meanwhile
+                other = job.request
+                if not isinstance(other, MakeDomain) or not other.epochs or job.state.is_finished:
+                    continue
+                if (other.backbone, other.domain) == (request.backbone, (request.domain or "").partition("@")[0]):
+                    raise Conflict(f"job {job.id} makes domain {other.domain!r} anew; wait until it has finished")
+
     def counts(self) -> Mapping[str, int]:
         """How many jobs there are in each state."""
         return Counter(state.state for state in self.folders.states())
@@ -222,6 +241,7 @@ class Jobs:
             raise InvalidInput(
                 f"backbone: expected one with tables, found {backbone.name!r}, which computes all layers"
             )
+        backbone.tables.check_writable()
         users = tasks_of_domains(self._services)[backbone.fingerprint, request.domain]
         if users and request.epochs:
             raise Conflict(
@@ -237,7 +257,11 @@ class Jobs:
         while its backbone is starting."""
         request = job.request
         if isinstance(request, FineTune):
-            self._serving(request).changes.check(job.outline_file.read_bytes(), job.task_name(request.task))
+            try:
+                own = self._serving(request)
+            except NotFound as error:  # it may be loaded again until there is something to publish
+                raise Saturated(error.message) from error
+            own.changes.check(job.outline_file.read_bytes(), job.task_name(request.task))
 
     def _serving(self, request: FineTune | Extract | MakeDomain | MakeStudents) -> Service:
         """The service of its backbone. Raises ``Saturated`` while that is starting, ``NotFound`` where it is not
@@ -290,6 +314,11 @@ class Jobs:
         """The platform that a job computes on: tables are in host memory, and far larger than a device's."""
         own = self._service(job.request)
         return "cpu" if own is not None and own.backbone.tables is not None else self._platform
+
+    def _is_runnable(self, job: JobFolder) -> bool:
+        """Whether the backbones that a job reads are here, or are starting."""
+        here = {hosted.name for hosted in self._services.backbones.list()}
+        return here.issuperset(name for name in _backbones_of(job.request) if name is not None)
 
     def _service(self, request: JobRequest) -> Service | None:
         return next((s for s in self._services.all if s.backbone.name == request.backbone), None)

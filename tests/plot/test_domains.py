@@ -13,7 +13,7 @@ import pytest
 from domain_tables import GAMES, IDS, ROOT, WIDTH, WINDOW, WORDS, alone, grams, make_folder, written
 from support import wait_until
 
-from jpets.errors import Conflict, EngineFailure, InvalidTable, NotFound, OutOfSpace
+from jpets.errors import Conflict, EngineFailure, InvalidInput, InvalidTable, NotFound, OutOfSpace
 from jpets.files import STALE_SECONDS
 from jpets.plot import domains
 from jpets.plot.arena import Arena
@@ -286,15 +286,13 @@ def test_tasks_that_came_meanwhile_keep_the_layers_that_they_learnt_from(folder:
     assert own.tree.domains == {"games": same, "new": other}
 
 
-def test_lasting_numbers_do_not_depend_on_what_else_is_mapped(folder: pathlib.Path) -> None:
-    with_domain(folder, "a", Branch(written(folder, ROOT, grams(), 3), ROOT))
+def test_a_folder_that_is_only_read_is_named(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = DomainTables(folder, WORDS)
-    before, lasting = own.rows(IDS, "games"), own.lasting(own.rows(IDS, "games"))
-    Tree.change(folder, lambda tree: Tree(WINDOW, WIDTH, 1, tree.root, {"games": tree.domains["games"]}))
-    fresh = DomainTables(folder, WORDS)
-    assert len(np.unique(lasting[:, 0])) == 1 and len(np.unique(own.lasting(own.rows(IDS, None))[:, 0])) == 1
-    np.testing.assert_array_equal(fresh.lasting(fresh.rows(IDS, "games")), lasting)
-    assert lasting[:, 1].tolist() == (before - before.min() + lasting[:, 1].min()).tolist()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for change in (own.check_writable, lambda: own.remove("games")):
+        with pytest.raises(InvalidInput, match="may not write to"):
+            change()
+    assert "games" in Tree.read(folder).domains
 
 
 def test_a_range_has_no_more_rows_than_programs_can_number() -> None:

@@ -24,7 +24,7 @@ from checkpoints.native import PLOT, read_native, write_native
 from checkpoints.source import load_backbone
 from jpets.app.jobs.further import first_and_last, vocabulary_of
 from jpets.config import BackboneConfig, TableFormat
-from jpets.errors import Conflict, InvalidInput, JpetsError
+from jpets.errors import Conflict, InputTooLong, InvalidInput, JpetsError
 from jpets.files import TEMPORARY, WEEK_SECONDS, sweep
 from jpets.plot.build import build_table, read_layers, root_keys, write_layers
 from jpets.plot.choice import Chosen, choose
@@ -45,6 +45,8 @@ from jpets.types import Preprocessing, Progress, Query
 
 MAKING = ".making-"
 """Prefix of folders that hold counts and checkpoints until tables are made."""
+WHOLE = 1 << 16
+"""Most tokens of a text whose n-grams are counted: texts that are read in windows look all of theirs up."""
 LEAST_TOKENS = 20_000
 """Tokens of the texts of a domain, at least: fewer hardly say what its n-grams mean (HMI section 4.1)."""
 
@@ -292,11 +294,19 @@ def _chosen(
     making: Making,
 ) -> Chosen:
     """The n-grams of whole texts that a table holds, and those that are found while ``texts`` are trained on."""
-    encoder, rule = TextEncoder.of(backbone), Preprocessing(truncation=True, max_length=backbone.config.max_positions)
+    encoder, short = TextEncoder.for_length(backbone, WHOLE), backbone.config.max_positions
+
+    def ids_of(text: str, most: int = WHOLE) -> Any:
+        try:
+            return encoder.encode(Query(None, text), Preprocessing(truncation=True, max_length=most), most).ids
+        except InputTooLong:  # it has no place where it could be cut
+            if most == short:
+                raise
+            return ids_of(text, short)
 
     def each() -> Iterator[Any]:
         for number, example in enumerate(examples, 1):
-            yield layers.normal(encoder.encode(Query(None, example.plain), rule).ids)
+            yield layers.normal(ids_of(example.plain))
             if number % 1000 == 0 or number == len(examples):
                 making.report("texts counted", number, len(examples))
 

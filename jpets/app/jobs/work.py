@@ -216,9 +216,16 @@ def _make_domain(job: JobFolder, request: MakeDomain, folder: Path, report: Repo
 
     from jpets.app.jobs.tables import Making, build_domain
     from jpets.training.plan import TrainingPlan
+    from jpets.training.run import UpdateReport
+
+    def counted(what: str, done: int, of: int | None) -> None:
+        del what
+        report(UpdateReport(done, of or done, math.nan))
 
     plan = TrainingPlan(request.epochs, request.batch, rate=request.rate, dtype=request.dtype, seed=request.seed)
-    making = Making(plan, request.share, request.max_length, request.guesses, request.sample, step=report)
+    making = Making(
+        plan, request.share, request.max_length, request.guesses, request.sample, report=counted, step=report
+    )
     made = build_domain(folder, request.domain, examples, making, job.checkpoints)
     scores = {"entries": float(made.branch.details["entries"])}
     if made.losses is not None:
