@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from runs import Run
 
 from jpets.app.commands.client import query
+from jpets.app.commands.client.client import Server
 from jpets.engine.results import fills as fills_of
+from jpets.errors import TooLarge
 from serving.protocols.schemas import ClassifyItem
 
 
@@ -136,3 +139,26 @@ def test_answers_cannot_steer_a_terminal(run: Run, server: str) -> None:
 
 def test_the_server_comes_from_a_variable(run: Run, server: str) -> None:
     assert run("query", "mood", "text", env={"JPETS_SERVER": server}).exit_code == 0
+
+
+def test_texts_are_sent_in_requests_that_a_server_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their bytes, not only by their number; a smaller limit of a server halves what is sent."""
+    sent: list[list[str]] = []
+
+    class Small(Server):
+        def ask(self, model: Any, method: str, path: str, body: Any = None) -> Any:
+            texts = [each["text"] for each in body["inputs"]]
+            if sum(map(len, texts)) > 100_000:
+                raise TooLarge("the body is too large")
+            sent.append(texts)
+            return model.model_validate({"data": [{"index": at, "label": text[-1:]} for at, text in enumerate(texts)]})
+
+    texts = [f"{'x' * 9_000} {number % 10}" for number in range(300)]
+    found = query._answers(Small("http://127.0.0.1:1"), texts, {"model": "topic"}, {})
+    assert [item.index for item in found] == list(range(300))
+    assert [item.label for item in found] == [str(number % 10) for number in range(300)]
+    assert [text for part in sent for text in part] == texts
+    with pytest.raises(TooLarge):
+        query._answers(Small("http://127.0.0.1:1"), ["y" * 200_000], {"model": "topic"}, {})
+    assert [len(part) for part in query._parts(["a"] * 600, 0)] == [256, 256, 88]
+    assert [len(part) for part in query._parts(["é" * 400_000] * 3, 0)] == [1, 1, 1]

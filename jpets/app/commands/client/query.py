@@ -11,10 +11,11 @@ import typer
 
 from jpets.app.commands.client.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.app.commands.output import JsonOption, print_json, print_table, report_error, reporting
-from jpets.errors import InvalidInput
+from jpets.errors import InvalidInput, TooLarge
 from serving.protocols.schemas import ClassifyItem
 
-PER_REQUEST = 256
+PER_REQUEST, BYTES_PER_REQUEST = 256, 1 << 20
+"""Texts, and bytes of texts: half of what a server takes by default, as JSON may spell them longer."""
 SHOWN_WORDS = 5
 """Words for a mask."""
 SHOWN_LABELS = 100
@@ -95,16 +96,38 @@ def _answers(
     gives each text its own error."""
     items: list[ClassifyItem] = []
     own, more = ({name: value for name, value in each.items() if value is not None} for each in (own, options))
-    with reporting() as report:
-        for start in range(0, len(texts), PER_REQUEST):
-            part = texts[start : start + PER_REQUEST]
-            report("texts", start, len(texts))
-            body = {"inputs": [{**own, "text": text} for text in part], **more}
+    pair = len((own.get("text_pair") or "").encode())
+
+    def ask(part: Sequence[str]) -> list[ClassifyItem]:
+        body = {"inputs": [{**own, "text": text} for text in part], **more}
+        try:
             data = server.ask(Answer, "POST", "/v1/classify", body).data
-            if len(data) != len(part):
-                raise server.strange()
-            items += [item.model_copy(update={"index": start + at}) for at, item in enumerate(data)]
+        except TooLarge:  # a server may take less than is usual
+            if len(part) == 1:
+                raise
+            middle = len(part) // 2
+            return ask(part[:middle]) + ask(part[middle:])
+        if len(data) != len(part):
+            raise server.strange()
+        return data
+
+    with reporting() as report:
+        for part in _parts(texts, pair):
+            report("texts", len(items), len(texts))
+            items += [item.model_copy(update={"index": len(items) + at}) for at, item in enumerate(ask(part))]
     return items
+
+
+def _parts(texts: Sequence[str], pair: int) -> Iterator[Sequence[str]]:
+    """The texts of each request: not too many, and not too long together with ``pair`` bytes beside each."""
+    start, size = 0, 0
+    for at, text in enumerate(texts):
+        own = len(text.encode(errors="replace")) + pair
+        if at > start and (at - start == PER_REQUEST or size + own > BYTES_PER_REQUEST):
+            yield texts[start:at]
+            start, size = at, 0
+        size += own
+    yield texts[start:]
 
 
 def _rows(text: str, item: ClassifyItem, top_k: int | None) -> Iterator[tuple[str, str, str]]:
