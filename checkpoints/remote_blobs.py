@@ -79,7 +79,11 @@ class RemoteBlobs:
         return found
 
     def open(self, digest: str) -> BinaryIO:
-        return io.BytesIO(self.read(digest))
+        found = self.read(digest)
+        try:
+            return self._cache.open(digest)  # it was kept there just now
+        except JpetsError:
+            return io.BytesIO(found)
 
     def exists(self, digest: str) -> bool:
         with _reached():

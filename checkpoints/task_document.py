@@ -68,7 +68,8 @@ class PreprocessingPart(_Part):
     thresholds: tuple[float, ...] | None = None
     prompts: dict[str, str] | None = None
     domain: str | None = None
-    one_type: bool = False
+    one_type: Literal[True] | None = None
+    """Absent from the files of most tasks, which earlier versions read."""
 
 
 class StudentsPart(_Part):
@@ -109,7 +110,7 @@ class TaskDocument(_Part):
             "deltas": [{**delta.settings, "method": delta.method} for delta in task.deltas],
             "head": {name: value for name, value in vars(task.head).items() if name != "tensors"},
             "labels": task.labels,
-            "preprocessing": vars(task.preprocessing),
+            "preprocessing": {**vars(task.preprocessing), "one_type": task.preprocessing.one_type or None},
             "created": task.created,
             "license": task.license,
             "description": task.description,
@@ -141,7 +142,9 @@ class TaskDocument(_Part):
             ),
             head=Head(tensors=head, **self.head.model_dump()),
             labels=self.labels,
-            preprocessing=Preprocessing(**self.preprocessing.model_dump()),
+            preprocessing=Preprocessing(
+                **self.preprocessing.model_dump(exclude={"one_type"}), one_type=self.preprocessing.one_type is True
+            ),
             created=self.created,
             license=self.license,
             description=self.description,

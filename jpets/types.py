@@ -129,9 +129,8 @@ class Head:
 
     @property
     def is_score(self) -> bool:
-        """Whether the only output for a text stands for its sigmoid: a checkpoint that does not say what it decides has
-        such a one."""
-        return self.problem == "regression" and self.outputs == 1 and self.relevance != "raw"
+        """Whether the only output for a text is said to stand for its sigmoid."""
+        return self.problem == "regression" and self.outputs == 1 and self.relevance == "sigmoid"
 
     @property
     def reads_tokens(self) -> bool:

@@ -122,7 +122,7 @@ def read_head(tensors: Unread, config: BackboneConfig, kind: HeadType, problem: 
         inputs = own["dense_kernel"].shape[1]
     own["kernel"], own["bias"] = read_linear(tensors, layout.output, inputs)
     one = own["kernel"].shape[1] == 1
-    relevance: Relevance | None = "raw" if problem == "regression" and one else None
+    relevance: Relevance | None = "sigmoid" if problem is None and one else None
     if kind != "sequence-classification":
         problem, relevance = "single-label", None
     elif problem is None:

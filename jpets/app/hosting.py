@@ -22,7 +22,7 @@ import checkpoints
 from checkpoints.backbone import Backbone
 from checkpoints.ids import check_id
 from checkpoints.repository import Repository
-from checkpoints.source import DEMO_BACKBONE, load_backbone, package_folder
+from checkpoints.source import DEMO_BACKBONE, load_backbone, package_folder, resolve_source
 from checkpoints.task_file import read_task
 from jpets.app.standard import standard_tasks
 from jpets.deltas import METHODS
@@ -43,7 +43,7 @@ from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.hosted.service import MakeEngine, Service
 from serving.hosted.services import Services
 from serving.jobs.folder import JobFolder
-from serving.jobs.request import FineTune, MakeStudents
+from serving.jobs.request import FineTune, MakeDomain, MakeStudents
 from serving.jobs.service import Jobs
 from serving.options.options import Options
 
@@ -169,18 +169,21 @@ def _taken(engines: Sequence[Serves]) -> Counter[int]:
 
 
 def make_jobs(options: Options, repository: Repository, services: Services, shelf: Shelf) -> Jobs:
-    """Jobs, which are stored next to the tasks."""
+    """Jobs, which are stored next to the tasks. They read the first backbone from where the server did: a hub may have
+    another revision by then."""
+    folder = package_folder(DEMO_BACKBONE) if options.backbone is None else resolve_source(options.backbone)
 
     def source_of(name: str) -> str:
-        if name != services.first.backbone.name:
-            return shelf.source(name)
-        return options.backbone or str(package_folder(DEMO_BACKBONE))
+        return str(folder) if name == services.first.backbone.name else shelf.source(name)
 
     def command(job: JobFolder) -> list[str]:
         first = services.first.backbone.name
         name = job.request.backbone or first
         places = [source_of(name), name]
-        if isinstance(job.request, MakeStudents) and (other := job.request.teacher_backbone) is not None:
+        request = job.request
+        other = request.teacher_backbone if isinstance(request, MakeStudents) else None
+        other = request.whole if isinstance(request, MakeDomain) else other
+        if other is not None:
             places += [source_of(other), other]
         return [sys.executable, "-P", "-m", "jpets.app.jobs.process", str(job.path), *places]
 

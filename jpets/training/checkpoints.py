@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import logging
@@ -23,6 +24,8 @@ from jpets.training.run import TrainingProgress
 log = logging.getLogger(__name__)
 
 KEPT = 2
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+"""Errors that may be gone at the next try."""
 RUN, LOCK = "run.sha256", "run.lock"
 
 
@@ -105,6 +108,8 @@ class Checkpoints:
             try:
                 found = self._manager.restore(step, args=ocp.args.StandardRestore(shapes))
             except (OSError, ValueError, KeyError, TypeError) as error:
+                if isinstance(error, OSError) and error.errno in SHORTAGES:  # says nothing of the file
+                    raise
                 problem = error
                 continue
             for damaged in (other for other in steps if other > step):

@@ -92,7 +92,7 @@ def run_training(
     features = FrozenFeatures(split(config), text, base, made.head)
     texts = (
         (made.rows, made.judged) if backbone.tables is None else (examples, held_out)
-    )  # tables may come to be others
+    )  # a run goes on over a newer table
     with claimed(folder, backbone.fingerprint, training, *texts, made.head, before):
         outcome = _Stages(training, config, base, made, text.pad_id, folder, devices, report).run(
             going_on, from_task=start is not None

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import os
 import re
@@ -37,6 +38,8 @@ from serving.jobs.states import JobProgress, JobStateName
 ID = re.compile(r"job-[0-9a-f-]{1,60}")
 DRAFT, GONE = ".new-", ".gone-"
 FINISHED = ("succeeded", "failed", "cancelled")
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of a process that lacks something for a while."""
 LOG_BYTES = 1 << 20
 """Bytes shown of a log, from its end."""
 Model = TypeVar("Model", bound=BaseModel)
@@ -239,7 +242,9 @@ class JobFolder:
     def _parsed(self, parse: Callable[[bytes], Parsed], name: str) -> Parsed:
         try:
             return parse((self.path / name).read_bytes())
-        except (FileNotFoundError, NotADirectoryError, ValidationError) as error:  # removed, or of another version
+        except (OSError, ValidationError) as error:  # removed meanwhile, or not of this version of jpets
+            if isinstance(error, OSError) and error.errno in SHORTAGES:  # says nothing of the job
+                raise
             raise NotFound(f"job {self.id} is not there or cannot be read; GET /v1/jobs lists what there is") from error
 
 

@@ -193,10 +193,12 @@ class FurtherPretrain(_Asked):
 
 class MakeDomain(_Asked):
     """A domain of a backbone's tables, from texts without labels, with the options of ``jpets plot domain``. Without
-    epochs a domain that is there keeps its n-gram layers, and gets a table of these texts."""
+    epochs a domain that is there keeps its n-gram layers, and gets a table of these texts. ``whole`` names a backbone
+    of the server: the one that the root was made of, where that is not where it was then."""
 
     kind: Literal["make-domain"] = "make-domain"
     domain: Id
+    whole: Annotated[Text, Field(max_length=128)] | None = None
     format: DataFormat | Literal["txt"] = "txt"
     text: Column = "text"
     share: Annotated[Number, Field(ge=0, le=1)] = 0.5

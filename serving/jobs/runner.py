@@ -25,7 +25,8 @@ Command = Callable[[JobFolder], Sequence[str]]
 Publish = Callable[[JobFolder, bool], int | None]
 """Publishes what a job made, and returns a task's version. True: it may have been published before the server ended.
 
-Raises ``Saturated`` or ``OutOfSpace`` to be called again, another ``JpetsError`` for what cannot be published.
+Raises ``Saturated``, ``OutOfSpace`` or ``EngineFailure`` to be called again, another ``JpetsError`` for what cannot be
+published.
 """
 Platform = Callable[[JobFolder], str]
 """What a job's process computes on, as ``JAX_PLATFORMS`` has it."""
@@ -35,10 +36,10 @@ Check = Callable[[JobFolder], None]
 Raises ``Saturated`` to be called again, another ``JpetsError`` where such a task cannot be served.
 """
 ATTEMPTS = 5
-ENGINE_BACK_OFF = 10.0
-"""The same where the engine does not work, as a multiple: only a new process may help."""
 BACK_OFF = 1.0
 """Seconds before the second attempt; each further attempt waits that much longer."""
+ENGINE_BACK_OFF = 10.0
+"""How many times longer what was made waits for an engine that does not work: only a new process may help."""
 POLL = 0.1
 HAND_OVER = 10.0
 """Seconds in which another server may begin to run the jobs that this one cannot."""
@@ -173,7 +174,7 @@ class JobRunner:
                         continue
                     with contextlib.suppress(NotFound):
                         if not (state := job.state).is_finished:
-                            if state.publishing or job.is_to_end or self._runnable(job):
+                            if state.publishing or job.is_to_end or self._can_run(job):
                                 oldest.setdefault(state.tenant, job)
                             else:
                                 elsewhere = True
@@ -189,6 +190,13 @@ class JobRunner:
                     return None
                 self._changed.wait(LOOK)
         return None
+
+    def _can_run(self, job: JobFolder) -> bool:
+        """Also where its request cannot be read: that ends it."""
+        try:
+            return self._runnable(job)
+        except NotFound:
+            return True
 
     def _run(self, job: JobFolder) -> None:
         """Runs a job until it has finished or the server ends."""
@@ -209,7 +217,7 @@ class JobRunner:
             if state.attempts and self._pause(self._back_off * max(1, fruitless)):
                 return
             with job.deciding():
-                if job.is_to_end:
+                if job.is_to_end or job.state.is_finished:  # it was cancelled meanwhile, by another server perhaps
                     continue
                 job.begin(state.attempts + 1, fruitless + 1)
             try:
@@ -272,6 +280,8 @@ class JobRunner:
         again, failures = job.state.publishing, 0
         while not self._closed:
             with self._changed, job.deciding():  # from here on it cannot be cancelled
+                if job.state.is_finished:
+                    return
                 if job.is_to_end and not again:
                     job.finish("cancelled")
                     return

@@ -28,6 +28,8 @@ from serving.jobs.request import (
 )
 from serving.jobs.runner import Command, JobRunner
 
+SERVING = ("ready", "starting")
+"""States of a backbone that what a job made can be published on."""
 MOST_WAITING = 100
 """Most waiting jobs: their data take space."""
 MOST_OF_ONE = 25
@@ -105,6 +107,10 @@ class Jobs:
             self._check_layers(request.layers, own.backbone.config.layers)
         elif isinstance(request, MakeDomain):
             self._check_domain(request, own.backbone)
+            if request.whole is not None and not self._is_backbone(request.whole):
+                raise InvalidInput(f"whole: expected a backbone that GET /v1/backbones lists, found {request.whole!r}")
+            assert own.backbone.tables is not None
+            own.backbone.tables.check_writable()
             if request.epochs:
                 self._check_domain_unused(own.backbone.name, request.domain, FineTune)
         else:
@@ -153,6 +159,8 @@ class Jobs:
             if isinstance(request, FineTune) and (own := self._service(request)) is not None:
                 _check_known(request.domain, own.backbone)  # it may have been deleted while the data came
                 self._check_domain_stays(request)
+            if isinstance(request, MakeDomain) and request.epochs and request.backbone is not None:
+                self._check_domain_unused(request.backbone, request.domain, FineTune)
             tenant = draft.state.tenant
             _check_waiting(self.folders, tenant, self._coming - Counter({tenant: 1}))
             job = self.folders.commit(draft)
@@ -241,7 +249,6 @@ class Jobs:
             raise InvalidInput(
                 f"backbone: expected one with tables, found {backbone.name!r}, which computes all layers"
             )
-        backbone.tables.check_writable()
         users = tasks_of_domains(self._services)[backbone.fingerprint, request.domain]
         if users and request.epochs:
             raise Conflict(
@@ -316,9 +323,11 @@ class Jobs:
         return "cpu" if own is not None and own.backbone.tables is not None else self._platform
 
     def _is_runnable(self, job: JobFolder) -> bool:
-        """Whether the backbones that a job reads are here, or are starting."""
-        here = {hosted.name for hosted in self._services.backbones.list()}
-        return here.issuperset(name for name in _backbones_of(job.request) if name is not None)
+        """Whether the backbones that a job reads are here, and its own is loaded or starting."""
+        states, request = {hosted.name: hosted.state for hosted in self._services.backbones.list()}, job.request
+        if not isinstance(request, FurtherPretrain) and states.get(request.backbone or "") not in SERVING:
+            return False
+        return states.keys() >= {name for name in _backbones_of(request) if name is not None}
 
     def _service(self, request: JobRequest) -> Service | None:
         return next((s for s in self._services.all if s.backbone.name == request.backbone), None)
@@ -338,8 +347,9 @@ def _teacher_service(services: Services, name: TaskName) -> Service:
 
 def _backbones_of(request: JobRequest) -> Sequence[str | None]:
     """The backbones that a job reads."""
-    teacher = (request.teacher_backbone,) if isinstance(request, MakeStudents) else ()
-    return (request.backbone, *teacher)
+    if isinstance(request, MakeStudents):
+        return request.backbone, request.teacher_backbone
+    return (request.backbone, request.whole) if isinstance(request, MakeDomain) else (request.backbone,)
 
 
 def _check_known(domain: str | None, backbone: LoadedBackbone) -> None:

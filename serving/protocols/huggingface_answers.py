@@ -79,7 +79,7 @@ def _scores(asked: Asked, result: Classification | Regression) -> FloatArray:
     how = asked.told.get("function_to_apply")
     if how is None and isinstance(result, Classification):
         return result.probs
-    if how is None:  # the pipeline takes a single output for a probability, unless the model says that it is a value
+    if how is None:  # the pipeline takes a single output for a probability, unless the model says what it is
         assert asked.task is not None
         return sigmoid(result.logits) if asked.task.head.is_score else result.logits
     return {"sigmoid": sigmoid, "softmax": softmax}[how](result.logits) if how != "none" else result.logits

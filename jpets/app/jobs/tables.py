@@ -192,13 +192,15 @@ def build_domain(
             f"{making.max_length}; give more or shorter ones, or use the root"
         )
     lower, losses = model.ngrams, None
+    if making.plan.epochs:  # before anything is counted, which takes long
+        whole = whole or _whole(tree)
+        _check_whole(whole, tree, layers.config)
     with _kept(checkpoints, folder / PLOT) as kept:
         keys, found_there = _chosen(plain, examples, texts, layers, kept, making)
         known = Table(table_path(folder / PLOT, tree.root), tree.info(tree.root)).keys
         texts = [_at_levels(own, layers, known, found_there) for own in _drawn(texts, making)]
         if making.plan.epochs:
-            whole = whole or _whole(tree)
-            _check_whole(whole, tree, layers.config)
+            assert whole is not None
             vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None
             run = (backbone.fingerprint, whole.fingerprint, layers, making.plan, making.guesses, texts)
             with _keeping(kept / "domain", *run) as keeper:

@@ -26,7 +26,7 @@ log = logging.getLogger("jpets.job")
 
 def do(job: JobFolder, places: Sequence[str], report: Report) -> JobResult:
     """Makes what the job asks for, and writes it to its folder. ``places`` are the source and name of its backbone, and
-    then those of a teacher's.
+    then those of a teacher's, or of the backbone that a root was made of.
 
     Raises ``JpetsError`` for what the job asks and cannot have.
     """
@@ -38,7 +38,7 @@ def do(job: JobFolder, places: Sequence[str], report: Report) -> JobResult:
     if isinstance(request, Extract):
         return _extract(job, request, source, name)
     if isinstance(request, MakeDomain):
-        return _make_domain(job, request, Path(source), report)
+        return _make_domain(job, request, Path(source), others, report)
     if isinstance(request, MakeStudents):
         return _make_students(job, request, (source, name), (others[0], others[1]), report)
     return _further_pretrain(job, request, source, name, report)
@@ -209,11 +209,14 @@ def _further_pretrain(job: JobFolder, request: FurtherPretrain, source: str, nam
     return JobResult(scores=_finite(scores), updates=len(losses))
 
 
-def _make_domain(job: JobFolder, request: MakeDomain, folder: Path, report: Report) -> JobResult:
+def _make_domain(
+    job: JobFolder, request: MakeDomain, folder: Path, of_whole: Sequence[str], report: Report
+) -> JobResult:
     from jpets.training.data import Columns, read_examples
 
     examples = read_examples(job.data, Columns(request.text, None, None))
 
+    from checkpoints.source import load_backbone
     from jpets.app.jobs.tables import Making, build_domain
     from jpets.training.plan import TrainingPlan
     from jpets.training.run import UpdateReport
@@ -226,7 +229,8 @@ def _make_domain(job: JobFolder, request: MakeDomain, folder: Path, report: Repo
     making = Making(
         plan, request.share, request.max_length, request.guesses, request.sample, report=counted, step=report
     )
-    made = build_domain(folder, request.domain, examples, making, job.checkpoints)
+    whole = load_backbone(*of_whole) if of_whole else None
+    made = build_domain(folder, request.domain, examples, making, job.checkpoints, whole)
     scores = {"entries": float(made.branch.details["entries"])}
     if made.losses is not None:
         scores |= {"first_loss": made.losses[0], "last_loss": made.losses[1]}

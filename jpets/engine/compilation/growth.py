@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from jpets.deltas.bank import tightest
-from jpets.deltas.operators import Operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.compilation.background import BackgroundCompiler
 from jpets.engine.compilation.core import Core
@@ -17,7 +16,7 @@ from jpets.engine.compilation.readiness import Programs
 from jpets.engine.device.classes import class_parts, covered
 from jpets.engine.device.memory import WORKING_SHARE, DeviceMemory, banks_bytes, fit_slots
 from jpets.engine.device.replica import Generation, Replica
-from jpets.engine.programs.program import Family, ProgramKey
+from jpets.engine.programs.program import ProgramKey
 from jpets.engine.tasks.table import TaskTable
 from jpets.errors import SHUTTING_DOWN, OutOfSpace, Saturated
 
@@ -31,8 +30,7 @@ class Growth:
     """Makes an engine ready for more classes, one request after the other, beside its traffic.
 
     A class is open to tasks once two programs take any mixture of all classes. Its rows run in those, apart from other
-    rows, until it is used and the core programs of all classes are there. ``wait`` waits for staged work; ``choose``
-    gives the operators of a family with new classes.
+    rows, until it is used and the core programs of all classes are there. ``wait`` waits for staged work.
     """
 
     def __init__(
@@ -45,10 +43,8 @@ class Growth:
         cores: Core,
         slots: int,
         wait: Callable[[Future[None]], None],
-        choose: Callable[[Family], Operators] = lambda family: family.operators,
     ) -> None:
         self._replica = replica
-        self._choose = choose
         self._tasks = tasks
         self._memory = memory
         self._programs = programs
@@ -112,7 +108,7 @@ class Growth:
     def _open(self, keys: Sequence[ClassKey]) -> None:
         absent = [key for key in keys if key not in self._replica.banks]  # an earlier try may have added some
         if absent:
-            self._stage(partial(self._replica.add_banks, self._fitting(absent), self._choose))
+            self._stage(partial(self._replica.add_banks, self._fitting(absent)))
             self._memory.banks = self._replica.bank_bytes()
         classes = frozenset(self._tasks.classes).union(keys)
         takers = self._cores.takers(sorted(classes))

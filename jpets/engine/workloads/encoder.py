@@ -21,7 +21,7 @@ from jpets.fills import Vocabulary
 from jpets.model.batch import POOLINGS
 from jpets.model.forward import Outputs
 from jpets.tokenizing import Tokens
-from jpets.types import LoadedBackbone, Preprocessing, Query, Result, Task, Timing
+from jpets.types import LoadedBackbone, Query, Result, Task, Timing
 
 
 class EncoderWorkload(Workload):
@@ -60,8 +60,8 @@ class EncoderWorkload(Workload):
                 "the task answers questions about a text, found a question alone; send the text to find the answer in "
                 "as text_pair, beside the question as text"
             )
-        query, longest = self._whole(query, task.preprocessing), resident.longest
-        tokens = self.text.encode(query, task.preprocessing, longest, passage=asks, spelled=labels)
+        query = self._whole(query, resident)
+        tokens = self.text.encode(query, task.preprocessing, resident.longest, passage=asks, spelled=labels)
         row = _row(tokens, resident.slots, pooling)
         if task.head.type == "fill-mask":
             row = dataclasses.replace(row, masked=self._vocabulary.masked(tokens.ids))
@@ -109,11 +109,12 @@ class EncoderWorkload(Workload):
         counted = row.places != self.network.config.max_positions
         return dataclasses.replace(row, places=row.places + lead.first_position * counted.astype(np.int32))
 
-    def _whole(self, query: Query, rule: Preprocessing) -> Query:
+    def _whole(self, query: Query, resident: Resident) -> Query:
         """Not to be cut where this server takes shorter texts than the task does, and the backbone could take longer
         ones: the answer would be that of another text. Whoever wants that says so."""
-        longest, places = self.text.longest, self.network.config.max_positions
-        less = rule.truncation and rule.max_length is not None and longest < min(rule.max_length, places)
+        rule, places = resident.task.preprocessing, self.network.config.max_positions
+        most = min(rule.max_length or 0, resident.lead.room(places, places))
+        less = rule.truncation and resident.longest < most
         return dataclasses.replace(query, truncate=False) if less and query.truncate is None else query
 
     def _plain(self, query: Query) -> Tokens:

@@ -10,7 +10,6 @@ from typing import Any
 
 from jpets.errors import DeadlineExceeded, InvalidInput
 from jpets.types import TaskName
-from serving.hosted.service import Service
 from serving.protocols.oip.inference import BACKBONE_VERSION, find_model
 from serving.requests.context import Context
 
@@ -43,18 +42,20 @@ async def is_ready(here: Context, model: str, version: str | None = None) -> boo
         return here.services.first.ready
     task = here.named(model)
     with here.services.owning(task) as own:
-        return own.ready and _served(here, own, task) is not None
+        able = own.ready
+    return able and _served(here, task) is not None
 
 
-def _served(here: Context, own: Service, task: TaskName) -> int | None:
+def _served(here: Context, task: TaskName) -> int | None:
     """The version that queries get."""
-    version, coming = own.tasks.version(task), here.services.preparation(task)
+    with here.services.owning(task) as own:
+        version = own.tasks.version(task)
+    coming = here.services.preparation(task)
     return None if coming is not None and coming.version == version else version
 
 
 def _entry(here: Context, task: TaskName, newest: int) -> dict[str, str]:
-    with here.services.owning(task) as own:
-        version = _served(here, own, task)
+    version = _served(here, task)
     if version is not None:
         return _ready(task.id, str(version))
     why = "its backbone is not loaded, or the server compiles its first program"

@@ -23,7 +23,6 @@ from jpets.errors import (
     Saturated,
     UnknownClass,
 )
-from serving.jobs import runner as runner_module
 from serving.jobs.folder import JobFolder, JobFolders, JobState
 from serving.jobs.runner import JobRunner
 
@@ -123,62 +122,6 @@ def test_what_a_job_made_waits_for_the_engine(
     published.errors = [EngineFailure("the engine is not running"), EngineFailure("the engine is not running")]
     make_runner()
     assert finished(add(jobs)).state == "succeeded" and len(published.again) == 3
-
-
-def test_jobs_that_another_server_can_run_are_left_to_it(
-    jobs: JobFolders, published: Published, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first server lacks the backbone of some jobs; it runs the others, and then lets the second one run jobs."""
-    monkeypatch.setattr(runner_module, "HAND_OVER", 0.2)
-    monkeypatch.setattr(runner_module, "LOOK", 0.02)
-    lacking, having = Published(), published
-    special = add(jobs, "special")
-    usual = add(jobs)
-    first = JobRunner(
-        jobs, command_of, lacking, back_off=0.01, runnable=lambda job: "special" not in job.data.read_text()
-    )
-    second = JobRunner(jobs, command_of, having, back_off=0.01)
-    try:
-        first.start()
-        wait_for(lambda: usual.state.is_finished)
-        second.start()
-        assert finished(special).state == "succeeded"
-    finally:
-        first.close()
-        second.close()
-    assert (len(lacking.files), len(having.files)) == (1, 1)
-    assert special.state.attempts == 1
-
-
-def test_a_waiting_job_is_cancelled_by_a_server_that_runs_none(
-    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
-) -> None:
-    runner = make_runner()
-    running, waiting = add(jobs, "wait", runner), add(jobs)
-    wait_for(lambda: (running.path / "pid").exists())
-    other = JobRunner(jobs, command_of, published)
-    other.cancel(waiting)
-    assert waiting.state.state == "cancelled" and not waiting.data.exists()
-    other.cancel(running)
-    assert finished(running).state == "cancelled"
-
-
-def test_a_finished_job_whose_files_stay_stops_no_other(
-    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = add(jobs)
-    done.change(state="failed")
-    freed = JobFolder.free
-
-    def free(job: JobFolder) -> None:
-        if job.id == done.id:
-            raise PermissionError(13, "another user's")
-        freed(job)
-
-    monkeypatch.setattr(JobFolder, "free", free)
-    later = add(jobs)
-    make_runner()
-    assert finished(later).state == "succeeded"
 
 
 def test_jobs_are_cancelled(jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published) -> None:

@@ -143,6 +143,29 @@ def test_a_job_that_trains_in_a_domain_counts_as_one_that_uses_it(server: tuple[
     assert call("DELETE", "/v1/domains/science").status_code == 204
 
 
+def test_a_task_does_not_learn_from_layers_that_a_job_is_to_change(server: tuple[Call, Jobs]) -> None:
+    call, _ = server
+    made = call("POST", "/v1/domains", params={"domain": "science"}, content=TEXTS).json()["id"]
+    asked = {"task": "new", "method": "frozen", "domain": "science"}
+    refused = call("POST", "/v1/jobs", params=asked, content=b"text,label\na,x\nb,y\n")
+    assert refused.status_code == 409 and f"job {made} makes domain 'science' anew" in refused.text
+    call("DELETE", f"/v1/jobs/{made}")
+    assert call("POST", "/v1/jobs", params=asked, content=b"text,label\na,x\nb,y\n").status_code == 202
+
+
+def test_the_backbone_that_a_root_was_made_of_is_one_of_the_server(server: tuple[Call, Jobs]) -> None:
+    call, jobs = server
+    unknown = call("POST", "/v1/domains", params={"domain": "files", "whole": "nobody"}, content=TEXTS)
+    assert (
+        unknown.status_code == 422
+        and "whole: expected a backbone that GET /v1/backbones lists, found 'nobody'" in unknown.text
+    )
+    own = jobs._services.first.backbone.name
+    job = call("POST", "/v1/domains", params={"domain": "files", "whole": own}, content=TEXTS).json()["id"]
+    assert call("GET", f"/v1/jobs/{job}").json()["state"] == "queued"
+    assert jobs.folders.get(job).request.model_dump()["whole"] == own
+
+
 def test_a_job_that_goes_on_from_a_task_keeps_the_domain_of_that(server: tuple[Call, Jobs]) -> None:
     call, _ = server
     data = b"text,label\n" + b"a,x\nb,y\n" * 8

@@ -81,12 +81,12 @@ def test_classes_of_a_text(client: Ask, engine: Engine) -> None:
         dict(zip(tags.names, tags.probs, strict=True)), rel=1e-3
     )
     (value,) = client("price").text_classification(TEXT)
-    assert value.label == "label-0" and value.score == pytest.approx(float(sigmoid(price.logits)[0]), rel=1e-3)
-    as_it_is = client("price").text_classification(TEXT, function_to_apply="none")
-    assert as_it_is[0].score == pytest.approx(price.score, rel=1e-3)
+    assert value.label == "label-0" and value.score == pytest.approx(price.score, rel=1e-3)
+    as_probability = client("price").text_classification(TEXT, function_to_apply="sigmoid")
+    assert as_probability[0].score == pytest.approx(float(sigmoid(price.logits)[0]), rel=1e-3)
 
 
-@pytest.mark.parametrize(("relevance", "probability"), [(None, True), ("sigmoid", True), ("raw", False)])
+@pytest.mark.parametrize(("relevance", "probability"), [(None, False), ("sigmoid", True), ("raw", False)])
 def test_a_single_output_is_a_probability_unless_it_is_said_to_be_a_value(relevance: Any, probability: bool) -> None:
     """As the pipeline has it: a model that learnt a value says ``problem_type: regression``."""
     plain = make_task(tiny(), "value", [], make_head(np.random.default_rng(0), tiny().config.hidden_size, 1))

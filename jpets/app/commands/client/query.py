@@ -96,7 +96,7 @@ def _answers(
     gives each text its own error."""
     items: list[ClassifyItem] = []
     own, more = ({name: value for name, value in each.items() if value is not None} for each in (own, options))
-    pair = len((own.get("text_pair") or "").encode())
+    pair = len((own.get("text_pair") or "").encode(errors="replace"))
 
     def ask(part: Sequence[str]) -> list[ClassifyItem]:
         body = {"inputs": [{**own, "text": text} for text in part], **more}
