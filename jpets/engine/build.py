@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 
 from jpets.config import BackboneConfig, EngineSettings
-from jpets.deltas.operators import Operators, usual_operators
+from jpets.deltas.operators import usual_operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu, widest
 from jpets.engine.compilation.background import BackgroundCompiler
@@ -197,8 +197,8 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
     pending = PendingQueue(settings.max_queue, answers.left)
     responses = ResponseCache(settings.response_cache_mb * 2**20)
 
-    known = partial(known_operators, program=largest, mesh=frame.mesh, choice=chosen.choice)
-    compilation = _compilation(replica, tasks, memory, liveness, settings, frame, folder, known)
+    replica.choose = partial(known_operators, program=largest, mesh=frame.mesh, choice=chosen.choice)
+    compilation = _compilation(replica, tasks, memory, liveness, settings, frame, folder)
     budget = copies_budget(settings)
     merged = MergedCopies(replica, dict(backbone.params), budget, memory)
     compiler, menu = compilation.compiler, make_menu(frame, settings)
@@ -259,14 +259,13 @@ def _compilation(
     settings: EngineSettings,
     frame: Frame,
     folder: pathlib.Path,
-    known: Callable[[Family], Operators],
 ) -> Compilation:
-    """``folder`` is the cache folder; ``known`` gives the operators of a family with new classes."""
+    """``folder`` is the cache folder."""
     family, programs_folder = replica.family, folder / "programs"
     store = ProgramStore(programs_folder, replica.mesh)
     common = dataclasses.replace(family, operators=family.operators.within(()))  # trials find more at later starts
     name = folder / "costs" / store.family_name(common)
-    costs = CostTable(name.with_suffix(".json"), family)
+    costs = CostTable(name.with_suffix(".json"), family, lambda: replica.family.operators)
     profile = LiveProfile(replica, costs, frame.figures)
     programs = Programs(replica, store, costs, liveness.wait)
     room = ProgramMemory(replica, (settings.program_memory_mb or usual_programs_mb()) << 20, memory)
@@ -280,7 +279,6 @@ def _compilation(
         frame.cores,
         1 << settings.slots.bit_length(),
         liveness.wait,
-        known,
     )
     remembered = RememberedPrograms(name.with_suffix(".programs.json"))
     return Compilation(costs, profile, programs, compiler, remembered, growth)

@@ -67,6 +67,7 @@ def engine_cache() -> Iterator[pathlib.Path]:
             yield folder
             return
         (folder / "costs").mkdir()
+        pathlib.Path(kept).mkdir(parents=True, exist_ok=True)
         for path in pathlib.Path(kept).glob(f"*{SUFFIX}"):
             shutil.copy(path, folder / "costs")
         try:

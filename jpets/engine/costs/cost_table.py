@@ -8,12 +8,13 @@ import json
 import pathlib
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 from scipy.optimize import nnls
 
+from jpets.deltas.operators import Operators
 from jpets.engine.batch.assembly import Assembled
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.layout import Layout
@@ -46,10 +47,11 @@ class CostTable:
     entry's the candidates of operators that were chosen for its classes.
     """
 
-    def __init__(self, path: pathlib.Path, family: Family) -> None:
+    def __init__(self, path: pathlib.Path, family: Family, operators: Callable[[], Operators] | None = None) -> None:
+        """``operators`` gives those of the family as it is now: classes come later, with candidates of their own."""
         self._file = SharedFile(path, _parsed, _written)
         self._network = family.network
-        self._operators = family.operators
+        self._operators = operators or (lambda: family.operators)
         self._seconds: dict[str, float] = {}
         self._timed: dict[ProgramKey, float] = {}
         """Programs whose times estimates rest on."""
@@ -121,7 +123,7 @@ class CostTable:
 
     def _arithmetic(self, key: ProgramKey) -> float:
         """Multiply-adds; each layer has as many."""
-        own = self._network.arithmetic(key.bucket, key.variant, static_runs=self._operators.static_runs)
+        own = self._network.arithmetic(key.bucket, key.variant, static_runs=self._operators().static_runs)
         if key.trunk is None:
             return own
         below = self._network.arithmetic(key.trunk.bucket, Variant())
@@ -129,7 +131,8 @@ class CostTable:
 
     def _name(self, key: ProgramKey) -> str:
         """With the candidates of classes that have others than the family's."""
-        names = [(of, self._operators.exceptions_of(str(of))) for of in key.variant.classes()]
+        operators = self._operators()
+        names = [(of, operators.exceptions_of(str(of))) for of in key.variant.classes()]
         return " ".join([str(key), *(f"{of} by {own}" for of, own in names if own)])
 
     def save(self) -> None:

@@ -91,8 +91,8 @@ class IdleMeasurement:
             try:
                 if missing := self._missing():
                     self._measure(missing)
-            except Saturated:
-                return  # the engine closes
+            except Saturated:  # the engine closes, or the device makes no progress for a while
+                self._put_off(self._missing())
             except Exception:  # figures stay coarse
                 log.exception("costs could not be measured")
                 self._put_off(self._missing())

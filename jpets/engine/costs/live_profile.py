@@ -49,7 +49,7 @@ class LiveProfile:
         self._file = figures_file(path)
         self._figures = self._file.read() or Figures()
         self._correction = Correction()
-        self._correction.known(self._figures.classes)
+        self._correction.known(self._figures.by(replica.family.operators).classes)
         self._lock = threading.Lock()
         self._state = self._composed()
 
@@ -102,10 +102,11 @@ class LiveProfile:
 
     def reload(self) -> None:
         """Takes over what another process, or another engine of this one, has measured."""
-        stored = self._file.read() or Figures()
+        stored, operators = self._file.read() or Figures(), self._replica.family.operators
         with self._lock:
-            self._correction.known(stored.classes.keys() - self._figures.classes.keys())
-            self._figures = stored.with_later(self._figures)
+            own = self._figures.by(operators)
+            self._correction.known(stored.by(operators).classes.keys() - own.classes.keys())
+            self._figures = stored.with_later(own)
             self._state = self._composed()
 
     def _now(self) -> _State:

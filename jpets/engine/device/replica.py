@@ -71,6 +71,8 @@ class Replica:
         self.for_mixtures: Sequence[Program] = ()
         """Those of them that take rows of different texts; also a new tuple at every change."""
         self.staging = Staging()
+        self.choose: Callable[[Family], Operators] = lambda family: family.operators
+        """Gives the operators of the family with classes that came after the start."""
         self._lock = threading.Lock()
         self._handing = threading.Lock()
         """Held while another thread than the owner passes the banks to a program: they must not be donated
@@ -97,8 +99,8 @@ class Replica:
     def _make_bank(self, key: ClassKey, slots: int) -> Bank:
         return Bank(key, slots, self.family.config, self.family.dtype, self._base_bias, self.mesh.bank)
 
-    def add_banks(self, slots: Mapping[ClassKey, int], choose: Callable[[Family], Operators]) -> None:
-        """Makes room for more classes; ``choose`` gives the operators of all. With several devices, owner thread
+    def add_banks(self, slots: Mapping[ClassKey, int]) -> None:
+        """Makes room for more classes, with the operators that ``choose`` gives. With several devices, owner thread
         only."""
         with jax.default_device(self.mesh.devices[0]):
             made = {key: self._make_bank(key, count) for key, count in slots.items()}
@@ -106,7 +108,7 @@ class Replica:
                 bank.read(0)  # compiled before a task of it moves, which queries would wait for
         self.banks = {**self.banks, **made}
         family = dataclasses.replace(self.family, slots=tuple(sorted([*self.family.slots, *slots.items()])))
-        self.family = dataclasses.replace(family, operators=choose(family))
+        self.family = dataclasses.replace(family, operators=self.choose(family))
 
     def has_program(self, key: ProgramKey) -> bool:
         return key in self._programs

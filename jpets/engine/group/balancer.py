@@ -105,11 +105,13 @@ class Balancer:
         down = [device for device, member in enumerate(self._members) if not member.live]
         self._lost = {device: self._lost.get(device, now) for device in down}
         lost = [device for device, since in self._lost.items() if now - since >= LOST_SECONDS]
-        if lost:
+        counts = self._homes.counts()
+        if any(counts[device] for device in lost):
             self._mover.rescue(lost)
 
     def round(self, seconds: float) -> None:
-        """Takes the calls of the last ``seconds``, weighs older ones less, and moves tasks."""
+        """Takes the calls of the last ``seconds``, weighs older ones less, and moves tasks between devices that
+        work."""
         self._window.reset(0.5 ** (seconds / HALF_LIFE))
         for name, count in self._homes.take_calls().items():
             self._window.add(0, name, count)  # it does not matter which device it was on
@@ -119,31 +121,31 @@ class Balancer:
         called = self._window.calls()
         homes = {name: home.devices for name in called if (home := self._homes.get(name)) is not None}
         calls = {name: called[name] for name in homes}
-        placement = [[name for name, own in homes.items() if device in own] for device in range(len(self._members))]
+        live = [device for device, member in enumerate(self._members) if member.live] or range(len(self._members))
+        placement = [[name for name, own in homes.items() if device in own] for device in live]
         weights = {name: weight for name in calls if (weight := self._weight(name, homes[name])) is not None}
         self.allowance.grow(seconds)
-        room = self._room(homes)
-        decision = rebalance(placement, calls, weights, self._window.queue_lengths(), self._window.seconds, room)
+        room, queues = self._room(homes, live), self._window.queue_lengths()[list(live)]
+        decision = rebalance(placement, calls, weights, queues, self._window.seconds, room)
         self.allowance.spend(decision.balanced.moved)
         self.phi = decision.phi
         self.rounds += 1
         for move in decision.balanced.moves:
             if self._end.is_set():
                 return
-            self._mover.move(move.task, move.source, move.target, copy=move.copy)
+            self._mover.move(move.task, live[move.source], live[move.target], copy=move.copy)
         self._withdraw(work(calls, weights))
         if self._rule is not None:
             self.interval = self._rule.following(self.interval, self.phi)
 
-    def _room(self, homes: Mapping[TaskName, Sequence[int]]) -> Room[TaskName]:
-        """Slots that are free or can become so, and bytes. A task that is not on its device takes no bytes: its new
-        home loads it when a query comes."""
+    def _room(self, homes: Mapping[TaskName, Sequence[int]], live: Sequence[int]) -> Room[TaskName]:
+        """Slots of these devices that are free or can become so, and bytes. A task that is not on its device takes no
+        bytes: its new home loads it when a query comes."""
         takes = {
             name: self._members[devices[0]].slots_of(name.id, tenant=name.tenant) for name, devices in homes.items()
         }
         sizes = {name: float(sum(slots.values())) for name, slots in takes.items()}
-        rooms = [member.tasks.slots.room() for member in self._members]
-        places = [room if self._members[at].live else dict.fromkeys(room, 0) for at, room in enumerate(rooms)]
+        places = [self._members[device].tasks.slots.room() for device in live]
         return Room(sizes, budget=self.allowance.left, takes=takes, places=places)
 
     def _weight(self, name: TaskName, devices: Sequence[int]) -> float | None:

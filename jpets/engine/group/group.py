@@ -133,7 +133,7 @@ class EngineGroup(Serves):
     def _routed(self, queries: Sequence[Query], tenant: str) -> Mapping[int, Sequence[int]]:
         """The places in ``queries`` that each device gets; of several homes, the one with the fewest waiting
         queries. A device that does not work has none: it fails them at once."""
-        waiting = [len(member.pending) if member.live else math.inf for member in self._members]
+        waiting = [(not member.live, len(member.pending)) for member in self._members]
         every = tuple(range(len(self._members)))
         routed: dict[int, list[int]] = defaultdict(list)
         for at, query in enumerate(queries):
@@ -141,7 +141,8 @@ class EngineGroup(Serves):
             home = None if name is None else self.homes.get(name)
             devices = home.devices if home is not None else every
             device = devices[0] if len(devices) == 1 else min(devices, key=waiting.__getitem__)
-            waiting[device] += 1
+            down, count = waiting[device]
+            waiting[device] = down, count + 1
             routed[device].append(at)
         return routed
 

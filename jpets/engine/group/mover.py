@@ -92,7 +92,8 @@ class Mover:
                     continue
                 stay = tuple(device for device in home.devices if device not in lost)
                 if not stay:
-                    target = next(device for device in self._homes.by_tasks() if device not in lost)
+                    others = [device for device in self._homes.by_tasks() if device not in lost]
+                    target = next((device for device in others if self._members[device].live), others[0])
                     self._register(name, home, target)
                     stay = (target,)
                 self._homes.move(name, stay)

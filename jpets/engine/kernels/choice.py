@@ -48,6 +48,7 @@ class Choice:
             refused = {name: operator.refusal(name, device, call) for name in operator.candidates}
             own.update({name: Outcome(out=reason) for name, reason in refused.items() if reason})
             taken = [name for name in operator.open(device) if not refused[name]]
+            taken.sort(key=lambda name: name != operator.default(device))  # the others are timed beside the usual one
             untried = [name for name in taken if name not in own]
             if untried and taken != [operator.reference]:
                 left.append((call, untried))

@@ -73,12 +73,14 @@ def choose(
     return Chosen(_operators(family.operators, choice, classes, table, device), choice)
 
 
-def known_operators(family: Family, program: ProgramKey, mesh: MeshSlice, choice: Choice | None) -> Operators:
-    """The operators of ``family`` by what is known, for classes that came since the trials too. Of shapes that were
-    never tried they have the usual ones until the next start."""
+def known_operators(
+    family: Family, program: ProgramKey, mesh: MeshSlice, choice: Choice | None, device: Device | None = None
+) -> Operators:
+    """The operators of ``family`` in the bucket of ``program`` by what is known, for classes that came since the trials
+    too. Of shapes that were never tried they have the usual ones until the next start."""
     if choice is None:
         return family.operators
-    device = describe(mesh.devices[0])
+    device = device or describe(mesh.devices[0])
     return _operators(family.operators, choice, class_calls(family, program), OPERATORS, device)
 
 

@@ -153,7 +153,8 @@ def main(
         raise typer.BadParameter(f"unknown {sorted(unknown)}; there are {[step.name for step in steps]}")
     folder = out or ROOT / "docs" / "results" / name
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault(CHOICES, tempfile.mkdtemp(prefix="jpets-choices-"))
+    if CHOICES not in os.environ:
+        os.environ[CHOICES] = tempfile.mkdtemp(prefix="jpets-choices-")
     table = Table("benchmark", "ran", "figures", title=name)
     for step in steps:
         result = folder / f"{step.name}.json"

@@ -88,7 +88,7 @@ def test_classes_that_come_later_have_costs_too(tmp_path: Path) -> None:
     profile = profile_of(replica, tmp_path)
     before = profile.current
     assert profile.current is before, "the same until something changes"
-    replica.add_banks({diff: 2}, lambda family: family.operators)
+    replica.add_banks({diff: 2})
     assert profile.current.beta.keys() == {str(mask), str(diff)}
     assert profile.seconds(used(diff)) > 0
 

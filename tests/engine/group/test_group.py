@@ -331,6 +331,10 @@ def test_tasks_of_a_lost_device_are_served_by_others(make: Make, monkeypatch: py
     balance = own.report().balance
     assert balance is not None and balance.moves["rescued"] >= len(theirs)
     assert not own.live, "only a new process may get the device back"
+    before = dict(own.mover.counts)
+    own.homes.called(Counter({TaskName.of(TASKS[n].id): 5 for n in range(12)}))
+    own.balancer.round(1.0)
+    assert not own.homes.at(lost) and own.mover.counts["failed"] == before.get("failed", 0)
 
 
 def test_where_all_devices_are_lost_tasks_stay(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, widest
 from jpets.engine.kernels import choosing
 from jpets.engine.kernels.choice import read_choice
-from jpets.engine.kernels.choosing import AUTO, Chosen, choose, file_name
+from jpets.engine.kernels.choosing import AUTO, Chosen, choose, file_name, known_operators
 from jpets.engine.kernels.trials import Name
 from jpets.engine.programs.mesh import MeshSlice, first_device
 from jpets.engine.programs.program import Family, ProgramKey, trace_program
@@ -156,6 +156,21 @@ def test_what_there_was_no_time_for_is_tried_at_the_next_start(tmp_path: pathlib
     after = chosen(tmp_path, HOPPER, rest).operators
     assert list(rest.wanted[0]) == list(first.wanted[0])[2:]
     assert after.of_class(str(MASK))["masked_matmul"] == "mosaic"
+
+
+def test_classes_that_come_later_have_what_earlier_trials_found(tmp_path: pathlib.Path) -> None:
+    """Of their shape, whatever layers they are of."""
+    first = chosen(tmp_path, HOPPER, Pretends({"batched": 8.0, "dense": 8.0, "mosaic": 16.0}))
+    late = ClassKey("mask", (("query", 0), ("ffn_in", 0)), (0,), (("note", "late"),))
+    other = ClassKey("diff", (("query", 6144),), (0,))
+    family = dataclasses.replace(
+        FAMILY, operators=first.operators, slots=tuple(sorted([*FAMILY.slots, (late, 8), (other, 8)]))
+    )
+    found = known_operators(family, PROGRAM, first_device(), first.choice, HOPPER)
+    assert found.of_class(str(late))["masked_matmul"] == "mosaic"
+    assert found.of_class(str(other))["sparse_matmul"] == "dense", "it was never tried"
+    assert set(first.operators.classes) < set(found.classes)
+    assert known_operators(FAMILY, PROGRAM, first_device(), None) == FAMILY.operators
 
 
 def test_a_damaged_file_is_made_anew(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:

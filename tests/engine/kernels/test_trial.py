@@ -53,8 +53,10 @@ def test_candidates_are_timed_beside_the_usual_one() -> None:
 @pytest.mark.parametrize("usual", ["broken", "large"])
 def test_where_the_usual_one_does_not_run_others_are_timed_alone(usual: str) -> None:
     own = Trials(TABLE["double"], CALL, jax.local_devices()[0], usual=usual)
+    own.outcome(usual)
     found = own.outcome("wide")
     assert found is not None and not found.out and found.seconds > 0 and found.ratio == 0
+    assert "usual" not in str(found)
 
 
 def test_differences_by_one_left_out_input_are_seen() -> None:
