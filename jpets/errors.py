@@ -13,7 +13,7 @@
     |-- Unauthorized                       401  no key, or one that is not accepted
     |-- Forbidden                          403  the key does not allow this
     |-- NotFound (KeyError)                404  unknown task, version or backbone; or another tenant's
-    |-- Conflict                           409  another client changed the task first
+    |-- Conflict                           409  the task changed meanwhile, or the name is taken or in use
     |-- OverQuota                          429  the tenant asks more than it may
     |-- DeadlineExceeded (TimeoutError)    504  no answer came in time
     |-- Saturated                          503  the queue is full, or the server drains

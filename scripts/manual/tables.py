@@ -102,5 +102,6 @@ def error_codes() -> str:
             name, _, _, meaning = match.groups()
             kind = getattr(errors, name)
             retry = f"{kind.retry_after} s" if kind.retry_after else ""
+            retry = "until it is accepted" if kind is errors.OverQuota else retry
             rows.append([f"`{kind.code}`", str(kind.status), retry, f"`{name}`", meaning or ""])
     return markdown_table(["code", "status", "Retry-After", "exception", "when"], rows, left=5)
