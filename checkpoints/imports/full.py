@@ -108,6 +108,8 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
         found = Imported((), read_masked_head(pretrained, config, tensors["word"], words), ())
     else:
         head = read_head(rest, backbone.config, kind, problem)
+        if problem is None and head.problem == "regression":  # its training would have written that it learnt a value
+            head = dataclasses.replace(head, relevance="sigmoid")
         labels = labels_of(head, settings, wishes, problems.options)
         found = Imported((), head, labels, note_on_labels(labels))
         if kind == "sequence-classification":

@@ -14,7 +14,7 @@ from checkpoints.settings import expect
 from checkpoints.validation import name_errors
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidTask
-from jpets.types import UNLABELLED, Head, HeadType, Pooling, Problem, Relevance
+from jpets.types import UNLABELLED, Head, HeadType, Pooling, Problem
 
 PROBLEMS: Mapping[str, Problem] = MappingProxyType(
     {
@@ -102,9 +102,8 @@ def note_on_problem(head: Head, said: Problem | None) -> tuple[str, ...]:
 def read_head(tensors: Unread, config: BackboneConfig, kind: HeadType, problem: Problem | None) -> Head:
     """The head of a model whose head modules have their usual names; not of an embedding, which has none.
 
-    Without ``problem`` a single output for a text is a value, as it is in transformers' training; its pipelines give
-    the sigmoid of it then (``Head.is_score``), and of a model that says so the value. Heads that read tokens have one
-    problem, whatever a configuration says. Problems go to ``tensors.problems``.
+    Without ``problem`` a single output for a text is a value, as it is in transformers' training; heads that read
+    tokens have one problem, whatever a configuration says. Problems go to ``tensors.problems``.
     """
     if kind not in LAYOUTS[config.family]:
         raise InvalidTask(f"head: a {kind} head is read of a whole fine-tuned model alone; leave it out, or give one")
@@ -121,13 +120,11 @@ def read_head(tensors: Unread, config: BackboneConfig, kind: HeadType, problem: 
         own["dense_kernel"], own["dense_bias"] = read_linear(tensors, layout.dense, inputs)
         inputs = own["dense_kernel"].shape[1]
     own["kernel"], own["bias"] = read_linear(tensors, layout.output, inputs)
-    one = own["kernel"].shape[1] == 1
-    relevance: Relevance | None = "sigmoid" if problem is None and one else None
     if kind != "sequence-classification":
-        problem, relevance = "single-label", None
+        problem = "single-label"
     elif problem is None:
-        problem = "regression" if one else "single-label"
-    head = Head(kind, own, problem=problem, pooling=layout.pooling, activation=layout.activation, relevance=relevance)
+        problem = "regression" if own["kernel"].shape[1] == 1 else "single-label"
+    head = Head(kind, own, problem=problem, pooling=layout.pooling, activation=layout.activation)
     check_outputs(head, tensors.problems.options)
     return head
 

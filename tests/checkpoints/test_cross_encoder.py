@@ -78,9 +78,13 @@ def test_the_one_output_is_read_as_the_model_says(
 
 
 def test_another_classifier_stays_as_it_is(tmp_path: Path) -> None:
-    for labels in (1, 3):
+    """A single output that nobody says to be a value stands for its sigmoid, as in the pipeline."""
+    for labels, relevance in ((1, "sigmoid"), (3, None)):
         model = read(tmp_path / str(labels), labels=labels)
-        assert model.head.relevance is None and model.preprocessing == Preprocessing()
+        assert model.head.relevance == relevance and model.head.is_score == (labels == 1)
+        assert model.preprocessing == Preprocessing()
+    value = read(tmp_path / "value", labels=1, problem_type="regression")
+    assert value.head.relevance is None and not value.head.is_score
     several = read(tmp_path / "several", labels=3, sentence_transformers={"activation_fn": IDENTITY})
     assert several.head.relevance is None and several.preprocessing.truncation
 
