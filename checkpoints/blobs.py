@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from jpets.errors import InvalidTask, NotFound, Saturated
-from jpets.files import TEMPORARY, sweep, write_atomic, write_first
+from jpets.files import SHORTAGES, TEMPORARY, sweep, write_atomic, write_first
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SUFFIX = ".safetensors"
-NOT_ITS_OWN = (errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+NOT_ITS_OWN = (errno.ENOENT, errno.EAGAIN, *SHORTAGES)
 """Errors of a file that is not there, and of what the process lacks."""
 OWNER = "owner"
 """The file with the identity of the catalogue."""
@@ -89,6 +89,22 @@ def _stored(digest: str, what: str) -> Iterator[None]:
         raise Saturated(problem) from error
 
 
+@contextlib.contextmanager
+def _reading(digest: str) -> Iterator[None]:
+    """Raises ``NotFound`` where there is no file, and what ``_stored`` does."""
+    try:
+        with _stored(digest, "read"):
+            yield
+    except FileNotFoundError as error:
+        raise NotFound(f"blob {digest[:12]} is not stored; its task was deleted") from error
+
+
+def _check(digest: str, found: str) -> None:
+    """Raises ``InvalidTask`` for bytes with another digest than their blob's."""
+    if found != digest:
+        raise InvalidTask(f"blob {digest[:12]} was damaged where it is stored; upload the task again")
+
+
 class LocalBlobs:
     """Blobs as files ``<sha256>.safetensors`` in one folder, written temp, fsync, rename, fsync of the folder."""
 
@@ -111,26 +127,18 @@ class LocalBlobs:
         return digest
 
     def read(self, digest: str) -> bytes:
-        try:
-            with _stored(digest, "read"):
-                found = self.path(digest).read_bytes()
-        except FileNotFoundError as error:
-            raise NotFound(f"blob {digest[:12]} is not stored; its task was deleted") from error
-        if digest_of(found) != digest:
-            raise InvalidTask(f"blob {digest[:12]} was damaged where it is stored; upload the task again")
+        with _reading(digest):
+            found = self.path(digest).read_bytes()
+        _check(digest, digest_of(found))
         return found
 
     def open(self, digest: str) -> BinaryIO:
         with contextlib.ExitStack() as unless_right:
-            try:
-                with _stored(digest, "read"):
-                    file = unless_right.enter_context(self.path(digest).open("rb"))
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
-                    file.seek(0)
-            except FileNotFoundError as error:
-                raise NotFound(f"blob {digest[:12]} is not stored; its task was deleted") from error
-            if found != digest:
-                raise InvalidTask(f"blob {digest[:12]} was damaged where it is stored; upload the task again")
+            with _reading(digest):
+                file = unless_right.enter_context(self.path(digest).open("rb"))
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+                file.seek(0)
+            _check(digest, found)
             unless_right.pop_all()
         return file
 

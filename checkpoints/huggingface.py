@@ -74,8 +74,17 @@ def _sentence(folder: Path, config: BackboneConfig) -> Sentence:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a folder. Raises ``InvalidBackbone``."""
-    return read_json(folder / "config.json", InvalidBackbone)
+    """``config.json`` of a folder. Raises ``InvalidBackbone``, also where it names a class of its own for the model:
+    its tensors may have the usual names and be used in another way."""
+    settings = read_json(folder / "config.json", InvalidBackbone)
+    found = settings.get("auto_map")
+    own = sorted(name for name in found if str(name).startswith("AutoModel")) if isinstance(found, Mapping) else ()
+    if own:
+        raise InvalidBackbone(
+            f"config.json: auto_map names code of its own for {own[0]}, which is not run; where it is a plain model "
+            "of its model_type, remove auto_map"
+        )
+    return settings
 
 
 def family_of(settings: Mapping[str, Any]) -> str:

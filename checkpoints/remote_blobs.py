@@ -7,9 +7,9 @@ import io
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -18,6 +18,7 @@ from checkpoints.blobs import DIGEST, OWNER, SUFFIX, Blobs, LocalBlobs, digest_o
 from jpets.errors import InvalidInput, InvalidTask, JpetsError, NotFound, Saturated
 from jpets.files import TEMPORARY, space_errors
 
+T = TypeVar("T")
 COPY_SECONDS = 30 * 24 * 3600.0
 """Seconds after which a copy that was not read is removed."""
 
@@ -62,15 +63,11 @@ class RemoteBlobs:
 
     def read(self, digest: str) -> bytes:
         """Raises ``NotFound``, and ``InvalidTask`` if the stored bytes do not match the digest."""
-        path = self._path(digest)
-        with contextlib.suppress(NotFound, Saturated, InvalidTask):  # then it is fetched anew
-            found = self._cache.read(digest)
-            with contextlib.suppress(OSError):  # another process may have removed it
-                os.utime(self._cache.path(digest))
-            return found
+        if (kept := self._copy(self._cache.read, digest)) is not None:
+            return kept
         try:
             with _reached():
-                found = self._system.cat_file(path)
+                found = self._system.cat_file(self._path(digest))
         except FileNotFoundError as error:
             raise NotFound(f"blob {digest[:12]} is not stored; its task was deleted") from error
         if digest_of(found) != digest:
@@ -79,11 +76,19 @@ class RemoteBlobs:
         return found
 
     def open(self, digest: str) -> BinaryIO:
+        if (kept := self._copy(self._cache.open, digest)) is not None:
+            return kept
         found = self.read(digest)
-        try:
-            return self._cache.open(digest)  # it was kept there just now
-        except JpetsError:
-            return io.BytesIO(found)
+        return self._copy(self._cache.open, digest) or io.BytesIO(found)
+
+    def _copy(self, take: Callable[[str], T], digest: str) -> T | None:
+        """What ``take`` gives of a blob's copy; None where that is not there, or damaged: it is fetched anew then."""
+        with contextlib.suppress(NotFound, Saturated, InvalidTask):
+            found = take(digest)
+            with contextlib.suppress(OSError):  # another process may have removed it
+                os.utime(self._cache.path(digest))
+            return found
+        return None
 
     def exists(self, digest: str) -> bool:
         with _reached():

@@ -70,7 +70,6 @@ def read_tokenizer(folder: Path, settings: Mapping[str, Any], config: BackboneCo
     beside = _read_json(folder / CONFIG)
     for name, found in ((CONFIG, beside), ("config.json", settings)):
         _refuse_code(name, found.get("auto_map"))
-    refuse_model_code(settings)
     if beside.get("split_special_tokens"):
         raise InvalidBackbone(f"{CONFIG}: split_special_tokens must be false, found true")
     raw = _read_text(folder)
@@ -139,18 +138,6 @@ def _checked(text: str) -> Document:
     if not whole:
         raise InvalidBackbone(f"{JSON} must be what the tokenizers library writes; save the fast tokenizer again")
     return document
-
-
-def refuse_model_code(settings: Mapping[str, Any]) -> None:
-    """Raises ``InvalidBackbone`` where ``config.json`` names a class of its own for the model: its tensors may have the
-    usual names and be used in another way."""
-    found = settings.get("auto_map")
-    own = sorted(name for name in found if str(name).startswith("AutoModel")) if isinstance(found, Mapping) else ()
-    if own:
-        raise InvalidBackbone(
-            f"config.json: auto_map names code of its own for {own[0]}, which is not run; where it is a plain model "
-            "of its model_type, remove auto_map"
-        )
 
 
 def _refuse_code(name: str, auto_map: Any) -> None:

@@ -18,6 +18,8 @@ TEMPORARY = ".tmp-"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Errors of file systems without hard links, as mounts of object stores are."""
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of a process that lacks something for a while: they say nothing of the file."""
 DISK_FULL = "the disk is full; free space or remove tasks, then try again"
 STALE_SECONDS = 24 * 3600.0
 """Age at which a folder that is being written can only be a dead process's."""

@@ -17,14 +17,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jpets.errors import InvalidInput, OutOfSpace
-from jpets.files import space_errors, sweep, write_atomic
+from jpets.files import SHORTAGES, space_errors, sweep, write_atomic
 from jpets.training.fit import State
 from jpets.training.run import TrainingProgress
 
 log = logging.getLogger(__name__)
 
 KEPT = 2
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+PASSING = (*SHORTAGES, errno.EIO)
 """Errors that may be gone at the next try."""
 RUN, LOCK = "run.sha256", "run.lock"
 
@@ -108,7 +108,7 @@ class Checkpoints:
             try:
                 found = self._manager.restore(step, args=ocp.args.StandardRestore(shapes))
             except (OSError, ValueError, KeyError, TypeError) as error:
-                if isinstance(error, OSError) and error.errno in SHORTAGES:  # says nothing of the file
+                if isinstance(error, OSError) and error.errno in PASSING:
                     raise
                 problem = error
                 continue

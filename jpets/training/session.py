@@ -90,9 +90,8 @@ def run_training(
     before = start.deltas if start is not None else ()
     begin(Task(id, BackboneRef.of(backbone), tuple(before), made.head, made.labels, made.rule))
     features = FrozenFeatures(split(config), text, base, made.head)
-    texts = (
-        (made.rows, made.judged) if backbone.tables is None else (examples, held_out)
-    )  # a run goes on over a newer table
+    # A run over tables goes on over a newer one, in which the same texts have other rows.
+    texts = (made.rows, made.judged) if backbone.tables is None else (examples, held_out)
     with claimed(folder, backbone.fingerprint, training, *texts, made.head, before):
         outcome = _Stages(training, config, base, made, text.pad_id, folder, devices, report).run(
             going_on, from_task=start is not None

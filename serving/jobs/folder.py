@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import fcntl
 import os
 import re
@@ -30,7 +29,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jpets.errors import NotFound
-from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, sync_tree, write_atomic
+from jpets.files import SHORTAGES, STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, sync_tree, write_atomic
 from jpets.types import DEFAULT_TENANT, TaskName
 from serving.jobs.request import STORED, JobRequest
 from serving.jobs.states import JobProgress, JobStateName
@@ -38,8 +37,6 @@ from serving.jobs.states import JobProgress, JobStateName
 ID = re.compile(r"job-[0-9a-f-]{1,60}")
 DRAFT, GONE = ".new-", ".gone-"
 FINISHED = ("succeeded", "failed", "cancelled")
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors of a process that lacks something for a while."""
 LOG_BYTES = 1 << 20
 """Bytes shown of a log, from its end."""
 Model = TypeVar("Model", bound=BaseModel)
@@ -243,7 +240,7 @@ class JobFolder:
         try:
             return parse((self.path / name).read_bytes())
         except (OSError, ValidationError) as error:  # removed meanwhile, or not of this version of jpets
-            if isinstance(error, OSError) and error.errno in SHORTAGES:  # says nothing of the job
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
                 raise
             raise NotFound(f"job {self.id} is not there or cannot be read; GET /v1/jobs lists what there is") from error
 
