@@ -43,8 +43,8 @@ from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.hosted.service import MakeEngine, Service
 from serving.hosted.services import Services
 from serving.jobs.folder import JobFolder
-from serving.jobs.request import FineTune, MakeDomain, MakeStudents
-from serving.jobs.service import Jobs
+from serving.jobs.request import FineTune, MakeStudents
+from serving.jobs.service import Jobs, backbones_of
 from serving.options.options import Options
 
 log = logging.getLogger("jpets.serve")
@@ -177,14 +177,9 @@ def make_jobs(options: Options, repository: Repository, services: Services, shel
         return str(folder) if name == services.first.backbone.name else shelf.source(name)
 
     def command(job: JobFolder) -> list[str]:
-        first = services.first.backbone.name
-        name = job.request.backbone or first
-        places = [source_of(name), name]
-        request = job.request
-        other = request.teacher_backbone if isinstance(request, MakeStudents) else None
-        other = request.whole if isinstance(request, MakeDomain) else other
-        if other is not None:
-            places += [source_of(other), other]
+        own, *others = backbones_of(job.request)
+        names = [own or services.first.backbone.name, *(name for name in others if name is not None)]
+        places = [part for name in names for part in (source_of(name), name)]
         return [sys.executable, "-P", "-m", "jpets.app.jobs.process", str(job.path), *places]
 
     return Jobs(

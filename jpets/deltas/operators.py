@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator, Mapping
 
 from pallas_kernels import low_rank, masked_matmul, packed_attention, sparse_matmul
@@ -49,7 +50,7 @@ class Operators:
     def __getitem__(self, operator: str) -> str:
         return dict(self.chosen).get(operator, REFERENCE)
 
-    @property
+    @functools.cached_property
     def static_runs(self) -> bool:
         """Whether an operator of a heavy class computes all runs that there is room for, taken or not."""
         return any(self[operator] != REFERENCE for operator in OVER_RUNS)

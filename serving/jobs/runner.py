@@ -288,23 +288,18 @@ class JobRunner:
                 job.change(publishing=True)
             try:
                 version = self._publish(job, again)
-            except (Saturated, OutOfSpace) as error:
-                if isinstance(error, OutOfSpace):
-                    log.warning("what a job made waits for space on the disk", extra={"job": job.id})
+            except (Saturated, OutOfSpace, EngineFailure) as error:
+                if not isinstance(error, Saturated):
+                    log.warning("what a job made waits: %s", error.message, extra={"job": job.id})
                 job.change(publishing=again)
-                self._pause(self._back_off)
+                self._pause(self._back_off * (ENGINE_BACK_OFF if isinstance(error, EngineFailure) else 1))
                 continue
             except (Conflict, NotFound) as error:  # as without its backbone: the work of days is not thrown away
                 job.finish("failed", problem=f"{error.message}; what it made is in the job's folder", kept=True)
                 return
             except JpetsError as error:
-                if not isinstance(error, EngineFailure):
-                    job.finish("failed", problem=error.message)
-                    return
-                log.warning("what a job made waits for the engine: %s", error.message, extra={"job": job.id})
-                job.change(publishing=again)
-                self._pause(self._back_off * ENGINE_BACK_OFF)
-                continue
+                job.finish("failed", problem=error.message)
+                return
             except Exception as error:  # such as a folder that may not be written
                 log.exception("what a job made cannot be published", extra={"job": job.id})
                 failures += 1

@@ -179,7 +179,7 @@ class Jobs:
         """Raises ``Conflict`` where a job that has not finished needs the backbone to publish what it makes."""
         for job in self.folders.all():
             with contextlib.suppress(NotFound):  # removed meanwhile
-                if backbone in _backbones_of(job.request) and not job.state.is_finished:
+                if backbone in backbones_of(job.request) and not job.state.is_finished:
                     raise Conflict(f"job {job.id} needs backbone {backbone!r}; cancel it or wait until it has finished")
 
     @contextlib.contextmanager
@@ -192,25 +192,29 @@ class Jobs:
 
     def _check_domain_unused(self, backbone: str, domain: str, *kinds: type[FineTune] | type[MakeDomain]) -> None:
         """Raises ``Conflict`` where a job of one of the ``kinds`` that has not finished needs the domain."""
-        name = domain.partition("@")[0]
-        for job in self.folders.all():
-            with contextlib.suppress(NotFound):  # removed meanwhile
-                request = job.request
-                if not isinstance(request, kinds) or request.domain is None or job.state.is_finished:
-                    continue
-                if (request.backbone, request.domain.partition("@")[0]) == (backbone, name):
-                    does = "makes" if isinstance(request, MakeDomain) else "trains a task of"
-                    raise Conflict(f"job {job.id} {does} domain {name!r}; cancel it or wait until it has finished")
+        for job, request in self._of_domain(backbone, domain):
+            if isinstance(request, kinds):
+                does = "makes" if isinstance(request, MakeDomain) else "trains a task of"
+                name = domain.partition("@")[0]
+                raise Conflict(f"job {job.id} {does} domain {name!r}; cancel it or wait until it has finished")
 
     def _check_domain_stays(self, request: FineTune) -> None:
         """Raises ``Conflict`` where a job is to train the layers of the domain anew that a task is to learn from."""
-        for job in self.folders.all() if request.domain is not None else ():
+        if request.domain is None:
+            return
+        for job, other in self._of_domain(request.backbone, request.domain):
+            if isinstance(other, MakeDomain) and other.epochs:
+                raise Conflict(f"job {job.id} makes domain {other.domain!r} anew; wait until it has finished")
+
+    def _of_domain(self, backbone: str | None, domain: str) -> Iterator[tuple[JobFolder, FineTune | MakeDomain]]:
+        """The jobs of a domain that have not finished, by any of its names."""
+        for job in self.folders.all():
             with contextlib.suppress(NotFound):  # removed meanwhile
-                other = job.request
-                if not isinstance(other, MakeDomain) or not other.epochs or job.state.is_finished:
+                request = job.request
+                if not isinstance(request, FineTune | MakeDomain) or request.domain is None or job.state.is_finished:
                     continue
-                if (other.backbone, other.domain) == (request.backbone, (request.domain or "").partition("@")[0]):
-                    raise Conflict(f"job {job.id} makes domain {other.domain!r} anew; wait until it has finished")
+                if (request.backbone, request.domain.partition("@")[0]) == (backbone, domain.partition("@")[0]):
+                    yield job, request
 
     def counts(self) -> Mapping[str, int]:
         """How many jobs there are in each state."""
@@ -327,7 +331,7 @@ class Jobs:
         states, request = {hosted.name: hosted.state for hosted in self._services.backbones.list()}, job.request
         if not isinstance(request, FurtherPretrain) and states.get(request.backbone or "") not in SERVING:
             return False
-        return states.keys() >= {name for name in _backbones_of(request) if name is not None}
+        return states.keys() >= {name for name in backbones_of(request) if name is not None}
 
     def _service(self, request: JobRequest) -> Service | None:
         return next((s for s in self._services.all if s.backbone.name == request.backbone), None)
@@ -345,7 +349,7 @@ def _teacher_service(services: Services, name: TaskName) -> Service:
     return own
 
 
-def _backbones_of(request: JobRequest) -> Sequence[str | None]:
+def backbones_of(request: JobRequest) -> Sequence[str | None]:
     """The backbones that a job reads."""
     if isinstance(request, MakeStudents):
         return request.backbone, request.teacher_backbone

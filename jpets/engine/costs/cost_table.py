@@ -132,6 +132,8 @@ class CostTable:
     def _name(self, key: ProgramKey) -> str:
         """With the candidates of classes that have others than the family's."""
         operators = self._operators()
+        if not operators.classes:  # plans ask for many names
+            return str(key)
         names = [(of, operators.exceptions_of(str(of))) for of in key.variant.classes()]
         return " ".join([str(key), *(f"{of} by {own}" for of, own in names if own)])
 

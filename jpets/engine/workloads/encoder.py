@@ -113,9 +113,10 @@ class EncoderWorkload(Workload):
         """Not to be cut where this server takes shorter texts than the task does, and the backbone could take longer
         ones: the answer would be that of another text. Whoever wants that says so."""
         rule, places = resident.task.preprocessing, self.network.config.max_positions
+        if query.truncate is not None or not rule.truncation:
+            return query
         most = min(rule.max_length or 0, resident.lead.room(places, places))
-        less = rule.truncation and resident.longest < most
-        return dataclasses.replace(query, truncate=False) if less and query.truncate is None else query
+        return dataclasses.replace(query, truncate=False) if resident.longest < most else query
 
     def _plain(self, query: Query) -> Tokens:
         """Tokens for the backbone itself. A text that its library would cut is cut in the same place, unless the query
