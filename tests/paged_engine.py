@@ -61,7 +61,9 @@ def every_slot_in_use(engine: Engine) -> tuple[threading.Event, list[Future[Resu
     def wait(pendings: object) -> None:
         hold.wait(30)
 
+    queries = [Query(f"task-{n}", TEXT) for n in range(SLOTS)]
+    engine.infer(queries)  # a batch of those that come first would keep the others from being written
     engine.hooks.append(wait)
-    busy = engine.submit([Query(f"task-{n}", TEXT) for n in range(SLOTS)])
-    wait_until(lambda: len(engine.tasks.all()) == SLOTS, 30)
+    busy = engine.submit(queries)
+    assert len(engine.tasks.all()) == SLOTS
     return hold, busy

@@ -220,7 +220,7 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
     host_bytes = settings.host_memory_gb * GIGABYTE
     delivery = Delivery(tasks, pending, answers, replica, writer, workload.row, host_bytes * ON_THE_WAY)
     host = HostCache(host_bytes * (1 - ON_THE_WAY))
-    fetcher = Fetcher(loader, tasks, host, delivery.refuse, delivery.counts)
+    fetcher = Fetcher(loader, tasks, host, delivery, replica.task_bytes)
     residency = Residency(
         tasks, pending, answers, fetcher, delivery, prefetch=settings.prefetch, busy=lambda: loop.busy
     )

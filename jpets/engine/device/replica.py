@@ -126,6 +126,12 @@ class Replica:
             self.programs = tuple(self._programs.values())
             self.for_mixtures = _for_mixtures(self.programs)
 
+    def task_bytes(self, keys: Sequence[ClassKey] | None) -> int:
+        """Bytes of a task of these classes, about; where they are not known, as many as the largest slot has."""
+        if keys is None:
+            return max((bank.slot_bytes for bank in self.banks.values()), default=0)
+        return sum(self.banks[key].slot_bytes for key in keys)
+
     def write(self, contents: SlotContents) -> None:
         """Puts (slot, arrays) into each class's bank. Owner thread only."""
         with self._handing:

@@ -6,13 +6,14 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.queue.answers import Answers
 from jpets.engine.queue.pending import Pending
 from jpets.engine.queue.pending_queue import PendingQueue
-from jpets.engine.residency.fetching import Coming
+from jpets.engine.residency.loading import LoadedTask
 from jpets.engine.residency.writing import SlotWriter
 from jpets.engine.results.results import as_refusal
 from jpets.engine.tasks.entries import Entry, Resident
@@ -24,6 +25,17 @@ log = logging.getLogger(__name__)
 
 COMING = 32
 """Tasks that may be on their way to the device at once."""
+
+
+@dataclass(frozen=True)
+class Coming:
+    """A task on its way to the device, as of that turn of its entry."""
+
+    entry: Entry
+    resident: Resident
+    turn: int
+    loaded: LoadedTask
+
 
 Failures = Mapping[Entry, Exception]
 """Errors of tasks that could not be written."""
@@ -49,7 +61,7 @@ class Delivery:
         self.counts: Counter[str] = Counter()
         """Tasks brought from ``host`` or by ``load``, that ``failed``, and the ``bytes`` that were written."""
         self.coming: dict[Entry, int] = {}
-        """Tasks on their way to the device, and their bytes."""
+        """Tasks on their way to the device, those that are being read among them, and their bytes."""
         self.arrived: deque[tuple[Sequence[Coming], Failures]] = deque()
         self.look_again = False
         """Queries were taken out of the order in which tasks come; others may have stood behind them."""

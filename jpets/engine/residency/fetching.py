@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from jpets.deltas.protocol import ClassKey
+from jpets.engine.residency.delivering import Coming, Delivery
 from jpets.engine.residency.host_cache import HostCache
 from jpets.engine.residency.loading import LoadedTask, TaskLoader
-from jpets.engine.tasks.entries import Entry, Resident
+from jpets.engine.residency.readers import Readers
+from jpets.engine.tasks.entries import Entry
 from jpets.engine.tasks.table import TaskTable
-from jpets.errors import NotFound
+from jpets.errors import NotFound, OutOfSpace
 
 log = logging.getLogger(__name__)
 
@@ -22,19 +25,23 @@ BYTES_PER_SECOND = 1e9
 
 
 @dataclass(frozen=True)
-class Coming:
-    """A task on its way to the device, as of that turn of its entry."""
+class Reading:
+    """A task that a thread has read, or tried to, as of that turn of its entry."""
 
     entry: Entry
-    resident: Resident
     turn: int
-    loaded: LoadedTask
+    slots: Mapping[ClassKey, int]
+    evict: bool
+    loaded: LoadedTask | Exception
+    seconds: float
 
 
 class Fetcher:
-    """Reads tasks, lowers them and keeps them in ``host``. ``refuse`` tells a task's queries why it cannot be loaded.
+    """Reads tasks, lowers them and keeps them in ``host``. A task that is being read is on its way, as ``size`` tells
+    its bytes by its classes, if these are known.
 
-    It counts tasks found in ``host`` and tasks that had to be loaded.
+    It counts tasks found in ``host`` and tasks that had to be loaded. One thread calls it, that of ``Residency``;
+    others read. ``on_read`` is called by them.
     """
 
     def __init__(
@@ -42,52 +49,86 @@ class Fetcher:
         loader: TaskLoader,
         tasks: TaskTable,
         host: HostCache,
-        refuse: Callable[[Entry, BaseException, int], None],
-        counts: Counter[str],
+        delivery: Delivery,
+        size: Callable[[Sequence[ClassKey] | None], int],
     ) -> None:
         self.host = host
+        self.readers = Readers()
+        self.read: deque[Reading] = deque()
+        """What has been read and not yet looked at."""
+        self.on_read: Callable[[], None] = lambda: None
         self._loader = loader
         self._tasks = tasks
-        self._refuse = refuse
-        self._counts = counts
+        self._delivery = delivery
+        self._size = size
+
+    def may_place(self, entry: Entry) -> bool:
+        """Whether the task is in host memory, or soon would be."""
+        return entry in self.host or not self.readers.full
 
     def place(self, entry: Entry, *, evict: bool = True) -> Coming | None:
-        """The task with slots of its own; None if it cannot be read; its queries have been told why.
+        """The task with slots of its own; None if it has to be read: ``placed`` has it then.
 
         Raises ``OutOfSpace`` where there are no slots now.
         """
         turn, slots = entry.turn, dict[ClassKey, int]()
         if entry.keys:  # before it is read, which may be in vain
             slots = self._tasks.slots.reserve(entry.keys, entry.tenant, evict=evict)
-        loaded = self._fetch(entry, turn)
-        if loaded is None or loaded.contents.keys() != slots.keys():
+        loaded = self.host.get(entry, turn)
+        if loaded is None:
+            self._delivery.coming[entry] = self._size(entry.keys)
+            self.readers.submit(partial(self._read, entry, turn, slots, evict))
+            return None
+        self._delivery.counts["host"] += 1
+        entry.cost = loaded.nbytes / BYTES_PER_SECOND
+        return self._with_slots(entry, turn, slots, loaded, evict)
+
+    def placed(self) -> Iterator[tuple[Entry, Coming | None]]:
+        """The tasks that have been read since, with slots of their own; None for one that cannot be read, whose queries
+        have been told why, and for one that found no slots."""
+        while self.read:
+            done = self.read.popleft()
+            entry, loaded = done.entry, done.loaded
+            self._delivery.coming.pop(entry, None)
+            if isinstance(loaded, Exception):
+                self._failed(done, loaded)
+                yield entry, None
+                continue
+            self._delivery.counts["load"] += 1
+            entry.cost = done.seconds + loaded.nbytes / BYTES_PER_SECOND
+            if not self._tasks.known(entry):  # it was removed meanwhile
+                self.host.drop(entry)
+            try:
+                yield entry, self._with_slots(entry, done.turn, done.slots, loaded, done.evict)
+            except OutOfSpace:  # its classes were not known; the next look knows them
+                yield entry, None
+
+    def _with_slots(
+        self, entry: Entry, turn: int, slots: Mapping[ClassKey, int], loaded: LoadedTask, evict: bool
+    ) -> Coming:
+        if loaded.contents.keys() != slots.keys():
             self._tasks.slots.release(slots)
-            if loaded is None:
-                return None
             entry.keys = tuple(loaded.contents)
             slots = self._tasks.slots.reserve(entry.keys, entry.tenant, evict=evict)
         return Coming(entry, loaded.resident(entry.tenant, slots, entry.version, entry), turn, loaded)
 
-    def _fetch(self, entry: Entry, turn: int) -> LoadedTask | None:
-        """The task in host memory; None if it cannot be loaded; its queries have been told."""
-        loaded = self.host.get(entry, turn)
-        if loaded is not None:
-            self._counts["host"] += 1
-            entry.cost = loaded.nbytes / BYTES_PER_SECOND
-            return loaded
+    def _failed(self, done: Reading, error: Exception) -> None:
+        entry = done.entry
+        if not isinstance(error, NotFound):
+            log.error("a task could not be loaded", exc_info=error, extra={"task": entry.task})
+        if entry.turn == done.turn:
+            entry.keys = None  # a task that may not come must not make another one leave
+        self._tasks.slots.release(done.slots)
+        self._delivery.refuse(entry, error, done.turn)
+
+    def _read(self, entry: Entry, turn: int, slots: Mapping[ClassKey, int], evict: bool) -> None:
+        """A reader's."""
         began = time.monotonic()
+        loaded: LoadedTask | Exception
         try:
             loaded = self._loader.load(self._loader.lower(entry.load()), self._tasks).outlined()
-        except Exception as error:  # a damaged file, a lost blob: only this task cannot be served
-            if not isinstance(error, NotFound):
-                log.exception("a task could not be loaded", extra={"task": entry.task})
-            if entry.turn == turn:
-                entry.keys = None  # a task that may not come must not make another one leave
-            self._refuse(entry, error, turn)
-            return None
-        self._counts["load"] += 1
-        entry.cost = time.monotonic() - began + loaded.nbytes / BYTES_PER_SECOND
-        self.host.keep(entry, turn, loaded)
-        if not self._tasks.known(entry):  # it was removed meanwhile
-            self.host.drop(entry)
-        return loaded
+            self.host.keep(entry, turn, loaded)
+        except Exception as error:  # noqa: BLE001 (a damaged file, a lost blob: only this task cannot be served)
+            loaded = error
+        self.read.append(Reading(entry, turn, slots, evict, loaded, time.monotonic() - began))
+        self.on_read()

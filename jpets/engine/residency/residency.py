@@ -1,8 +1,9 @@
 """Residency: tasks come to the device when queries ask for them, and leave it for others (HMI sections 5.2 and 6.2).
 
 Three tiers: the source that ``Entry.load`` reads, a bounded cache in host memory, the slots of the device's banks. One
-thread decides which tasks come, has them read and lowered (``Fetcher``), and stages the writes, which the owner thread
-makes between two batches (``Delivery``). So tasks for waiting queries travel while earlier batches run.
+thread decides which tasks come, has them read and lowered by others (``Fetcher``), and stages the writes, which the
+owner thread makes between two batches (``Delivery``). So tasks for waiting queries travel while earlier batches run,
+and a source that is slow for one task keeps no other one waiting.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.queue.answers import LATE, Answers
 from jpets.engine.queue.pending_queue import WINDOW, PendingQueue
-from jpets.engine.residency.delivering import Delivery
-from jpets.engine.residency.fetching import Coming, Fetcher
+from jpets.engine.residency.delivering import Coming, Delivery
+from jpets.engine.residency.fetching import Fetcher
 from jpets.engine.residency.warming import Warming
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.table import TaskTable
@@ -73,12 +74,15 @@ class Residency:
         """Some task found no slot at the last look."""
         self._looked = 0.0
         tasks.slots.on_idle = self._idle
+        fetcher.on_read = self._notify
 
     def start(self) -> None:
+        self._fetcher.readers.start()
         self._thread.start()
 
     def join(self) -> None:
-        """Waits for the thread; the pending queue must have been closed."""
+        """Waits for the thread, not for a task that is being read; the pending queue must have been closed."""
+        self._fetcher.readers.close()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
 
@@ -124,28 +128,34 @@ class Residency:
             self._look = True
             self._pending.changed.notify_all()
 
+    def _notify(self) -> None:
+        with self._pending.changed:
+            self._pending.changed.notify_all()
+
     def _idle(self) -> None:
         """A slot may have become free."""
         if self._starved:
             self.wake()
 
     def _work(self) -> None:
-        pending, delivery = self._pending, self._delivery
+        pending, delivery, read = self._pending, self._delivery, self._fetcher.read
         while True:
             with pending.changed:
-                while not (delivery.arrived or pending.closed or self._should_look() or self._should_warm()):
+                while not (read or delivery.arrived or pending.closed or self._should_look() or self._should_warm()):
                     pending.changed.wait(self._patience())
                 if pending.closed:
                     return
+                anew = bool(delivery.arrived) or self._should_look()
                 self._look = delivery.look_again = False
                 self._starved = True  # until every task is known to find a slot: a slot must not become free unnoticed
             self._answers.fail(pending.expire(time.monotonic()), LATE)
             try:
                 self._admit()
-                if self._may_bring():
-                    self._bring()
-                else:
+                self._stage_read()
+                if not self._may_bring():
                     self._look = True
+                elif anew or not self._fetcher.readers.busy:
+                    self._bring()
                 if self._should_warm():
                     self._warm()
             except Exception:  # after any error queries must not wait for ever
@@ -161,6 +171,19 @@ class Residency:
                 self._warming.settled(came.entry)
                 self._delivery.admit(came, failures.get(came.entry))
 
+    def _stage_read(self) -> None:
+        """Stages the writes of the tasks that have been read."""
+        batch: list[Coming] = []
+        try:
+            for entry, placed in self._fetcher.placed():
+                if placed is None:
+                    self._warming.settled(entry)
+                else:
+                    batch.append(placed)
+        finally:
+            if batch:
+                self._delivery.stage(batch)
+
     def _should_look(self) -> bool:
         if not self._pending.cold:
             return False
@@ -173,7 +196,8 @@ class Residency:
         return (self._look or self._delivery.look_again) and self._may_bring()
 
     def _should_warm(self, batch: Sequence[Coming] = ()) -> bool:
-        return self._warming.wanted and not self._pending.cold and self._delivery.has_room(batch)
+        room = self._delivery.has_room(batch) and not self._fetcher.readers.full
+        return self._warming.wanted and not self._pending.cold and room
 
     def _may_bring(self) -> bool:
         return self._prefetch or not (self._pending.ready or self._delivery.coming or self._busy())
@@ -198,14 +222,16 @@ class Residency:
         batch: list[Coming] = []
         try:
             for entry, since in self._pending.absent(WINDOW, delivery.coming).items():
-                if delivery.arrived or self._pending.closed or not delivery.has_room(batch):
-                    break  # an arrival is looked at again
+                if delivery.arrived or self._fetcher.read or self._pending.closed or not delivery.has_room(batch):
+                    break  # what arrived or was read is looked at again
                 if (resident := self._tasks.hold(entry, 1)) is not None:  # it came after these queries were submitted
                     delivery.serve(entry, resident)
                     continue
                 if not self._tasks.known(entry):
                     delivery.refuse(entry, _gone(entry))
                     continue
+                if not self._fetcher.may_place(entry):
+                    continue  # the next one that has been read makes room
                 if full.isdisjoint(entry.keys or ()) and not (full and entry.keys is None):
                     try:
                         placed = self._fetcher.place(entry)
@@ -235,17 +261,18 @@ class Residency:
         batch: list[Coming] = []
         try:
             while self._should_warm(batch) and len(batch) < TOGETHER and not delivery.arrived:
-                entry, placed = warming.take(), None
+                entry, comes = warming.take(), False
                 try:
                     if warming.may_come(entry, delivery.coming):
                         placed = self._fetcher.place(entry, evict=False)
+                        batch += [placed] if placed else []
+                        comes = True
                 except OutOfSpace:
                     keys = entry.keys or ()
                     warming.found_full(self._tasks.slots.lacking(keys, entry.tenant, evict=False) or keys)
                 finally:
-                    if placed is None:
+                    if not comes:
                         warming.settled(entry)
-                batch += [placed] if placed else []
         finally:
             if batch:
                 delivery.stage(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -34,6 +35,8 @@ class Group:
     """Queries that have no answer yet."""
     leaving: bool = False
     """Whether no new query gets it."""
+    _outlining: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    """Students may be read side by side."""
 
     def queries(self, query: Query, count: int) -> list[Query]:
         """The query for each of the first ``count`` students."""
@@ -49,9 +52,10 @@ class Group:
         if task.students is None or len(parts) != len(self.ids):
             raise InvalidTask(f"task {task.id!r} was a group of {len(self.ids)} students, found {len(parts)}")
         outline = dataclasses.replace(task, deltas=())
-        if self.outline is not None and not _alike(self.outline, outline):
-            raise InvalidTask(f"task {task.id!r} has changed since its first student was read; upload it again")
-        self.outline = outline
+        with self._outlining:
+            if self.outline is not None and not _alike(self.outline, outline):
+                raise InvalidTask(f"task {task.id!r} has changed since its first student was read; upload it again")
+            self.outline = outline
         return dataclasses.replace(parts[at], id=self.ids[at])
 
     def place(self, at: int) -> int:
