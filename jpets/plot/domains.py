@@ -66,7 +66,8 @@ class DomainTables:
 
     def __init__(self, folder: Path, words: int, size: int = RANGE_BYTES) -> None:
         self.folder, self._words = folder, words
-        self._stamp, self._looks_at, self._again_at = tree_stamp(folder), time.monotonic() + LOOK_SECONDS, math.inf
+        self._stamp, self._looks_at = tree_stamp(folder), time.monotonic() + LOOK_SECONDS
+        self._again_at, self._patient_until = math.inf, -math.inf
         tree = Tree.read(folder)
         self._forms = tree.read_forms(folder, words)
         self._arena = Arena(tree.info(tree.root), size)
@@ -100,15 +101,12 @@ class DomainTables:
         """As ``jpets.types.RowSource`` has it; with ``text_of_token`` of packed texts, far faster than one short
         text after the other."""
         self._look()
-        view = self._view
-        name = None
-        if domain is not None:
-            view.tree.branch(domain)
-            name = domain.partition("@")[0]
-        lookup = view.lookups.get(name)
-        if lookup is None:
-            whose = "root" if name is None or None not in view.lookups else f"table of domain {name!r}"
-            raise EngineFailure(f"the {whose} is damaged or missing; build it again")
+        view, name, lookup = self._found(domain)
+        if lookup.is_overwritten:  # before anything is read there: what was cut off kills the process
+            self._take_over()
+            view, name, lookup = self._found(domain)
+            if lookup.is_overwritten:
+                raise EngineFailure("a table was written to while it was open, and cannot be read again; build it anew")
         found = lookup.find(ngrams(ids, text_of_token, view.tree.window))
         rows = np.empty(len(ids), np.int32)
         try:
@@ -120,6 +118,19 @@ class DomainTables:
             raise EngineFailure(error.message) from error
         self._count(name or ROOT_NAME, found.level)
         return rows
+
+    def _found(self, domain: str | None) -> tuple[_View, str | None, Lookup]:
+        """What finds the tokens of a domain's texts now, and the domain's name. Raises ``NotFound``,
+        ``EngineFailure``."""
+        view, name = self._view, None
+        if domain is not None:
+            view.tree.branch(domain)
+            name = domain.partition("@")[0]
+        lookup = view.lookups.get(name)
+        if lookup is None:
+            whose = "root" if name is None or None not in view.lookups else f"table of domain {name!r}"
+            raise EngineFailure(f"the {whose} is damaged or missing; build it again")
+        return view, name, lookup
 
     def reload(self) -> None:
         """Reads the tree again: look-ups that come later use its tables. Raises ``NotFound``, ``InvalidTable``; then
@@ -140,7 +151,7 @@ class DomainTables:
         """As ``jpets.types.RowSource`` has it."""
         if not os.access(self.folder, os.W_OK):
             raise InvalidInput(
-                f"the tables are in {self.folder}, which this server may not write to: give it a folder of its own"
+                "the tables are in a folder that this server may not write to: give it a copy of its own"
             )
 
     def add(self, domain: str, branch: Mapping[str, Any], *, same_layers: bool = False) -> None:
@@ -158,7 +169,8 @@ class DomainTables:
             present = tree.domains.get(domain)
             if same_layers and present is not None and present.layers != made.layers:
                 raise Conflict(
-                    f"domain {domain!r} got other n-gram layers meanwhile, and tasks learnt from them: make it again"
+                    f"tasks learnt from the n-gram layers that domain {domain!r} has, and these are others: choose "
+                    "another name, or delete the tasks first"
                 )
             return tree.having(domain, made)
 
@@ -170,11 +182,21 @@ class DomainTables:
     def remove(self, domain: str) -> None:
         """As ``jpets.types.RowSource`` has it."""
         self.check_writable()
-        Tree.change(self.folder, lambda tree: tree.without(domain))
-        self.reload()
+
+        def without(tree: Tree) -> Tree:
+            if tree.trunk != self.tree.trunk:
+                raise Conflict(OTHER_ROOT)
+            return tree.without(domain)
+
+        try:
+            Tree.change(self.folder, without)
+            self.reload()
+        except InvalidTable as error:  # of the server's files, not of the request
+            raise EngineFailure(error.message) from error
 
     def report(self) -> Sequence[DomainReport]:
         """As ``jpets.types.RowSource`` has it."""
+        self._look()
         view = self._view
         with self._counting:
             counts = {name: own.tolist() for name, own in self._levels.items()}
@@ -194,24 +216,31 @@ class DomainTables:
         if now < self._looks_at:
             return
         self._looks_at = now + LOOK_SECONDS
-        due = now >= self._again_at or any(own.table.is_overwritten for own in [*self._placed.values()])
-        if due or tree_stamp(self.folder) != self._stamp:
-            self._again_at = math.inf
-            threading.Thread(target=self._take_over, args=(due,), name="jpets-tables", daemon=True).start()
+        if self._is_due:
+            threading.Thread(target=self._take_over, name="jpets-tables", daemon=True).start()
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether the tree is to be read again."""
+        if time.monotonic() >= self._again_at or tree_stamp(self.folder) != self._stamp:
+            return True
+        if time.monotonic() < self._patient_until:
+            return False
+        return any(own.table.is_overwritten for own in [*self._placed.values()])
 
     def _plan_again(self) -> None:
         """A table that is missing may come back."""
         self._again_at = time.monotonic() + AGAIN_SECONDS if self._view.problems else math.inf
 
-    def _take_over(self, due: bool = False) -> None:
-        """Reads a tree that others have written, if nobody has meanwhile, or one that is ``due`` for tables that were
-        written to, or could not be used."""
+    def _take_over(self) -> None:
+        """Reads a tree that others have written, or whose tables were written to or could not be used, if nobody has
+        meanwhile."""
         try:
             with self._lock:
-                if due or tree_stamp(self.folder) != self._stamp:
+                if self._is_due:
                     self._reload()
         except Exception:  # whatever it was, the next look may be luckier
-            self._again_at = time.monotonic() + AGAIN_SECONDS
+            self._again_at = self._patient_until = time.monotonic() + AGAIN_SECONDS
             log.exception("the tables were replaced, and the new ones cannot be used")
 
     def _count(self, name: str, level: Int[np.ndarray, " t"]) -> None:
@@ -232,12 +261,12 @@ class DomainTables:
             self._placed = {name: own for name, own in self._placed.items() if not own.table.is_overwritten}
             nothing: Mapping[str | None, Lookup] = MappingProxyType({})
             return _View(tree, nothing, MappingProxyType({ROOT_NAME: error.message}), before.first)
-        lookups: dict[str | None, Lookup] = {None: Lookup(root.table, None, self._words, self._forms)}
+        lookups: dict[str | None, Lookup] = {None: Lookup(root.table, self._words, self._forms)}
         first, problems = {root.table.name: root.first}, dict[str, str]()
         for name, branch in tree.domains.items():
             try:
                 own = self._place(tree, branch)
-                lookups[name] = Lookup(root.table, own.table, self._words, self._forms)
+                lookups[name] = lookups[None].of_domain(own.table)
                 first[own.table.name] = own.first
             except JpetsError as error:
                 problems[name] = error.message

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
@@ -52,21 +53,17 @@ def among(keys: Shaped[np.ndarray, " t"], known: Shaped[np.ndarray, " k"]) -> Bo
 
 
 class Lookup:
-    """The tables of one domain: ``domain``, then ``root``, then ``root`` with fewer neighbours. None: the root alone.
+    """The root's table: an n-gram is looked up whole, then with fewer neighbours; ``of_domain`` looks in a domain's
+    table first.
 
     ``words`` is the size of the vocabulary; with ``forms`` (``jpets.plot.forms``) n-grams are looked up by their normal
     forms. Raises ``InvalidTable`` where the root lacks one of its tokens alone: then a text could have a token without
     vectors.
     """
 
-    def __init__(
-        self, root: Table, domain: Table | None, words: int, forms: Int[np.ndarray, " w"] | None = None
-    ) -> None:
-        if domain is not None and dataclasses.replace(domain.info, layers=root.info.layers) != root.info:
-            raise InvalidTable(
-                "a domain's table must have the window, the width and the format of the root's; build it again"
-            )
-        self.root, self.domain, self._words, self._forms = root, domain, words, forms
+    def __init__(self, root: Table, words: int, forms: Int[np.ndarray, " w"] | None = None) -> None:
+        self.root, self._words, self._forms = root, words, forms
+        self.domain: Table | None = None
         self._window: Window = root.info.window
         self._spans = [(self._window.before, self._window.after), *self._window.shorter]
         keys = keys_of(alone(words, self._window, forms))
@@ -75,6 +72,21 @@ class Lookup:
                 f"the root table must have each of {len(keys):,} tokens alone, found {missing:,} missing; build it "
                 "again"
             )
+
+    def of_domain(self, domain: Table) -> Self:
+        """Raises ``InvalidTable`` for a table of another kind than the root's."""
+        if dataclasses.replace(domain.info, layers=self.root.info.layers) != self.root.info:
+            raise InvalidTable(
+                "a domain's table must have the window, the width and the format of the root's; build it again"
+            )
+        own = copy.copy(self)
+        own.domain = domain
+        return own
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether one of its files was written to since it was opened."""
+        return self.root.is_overwritten or (self.domain is not None and self.domain.is_overwritten)
 
     def find(self, grams: Int[np.ndarray, "t n"]) -> Found:
         """Where the n-grams of tokens are. Each is found at least as its token alone.

@@ -35,6 +35,8 @@ TREE, TABLES, LAYERS, FORMS, LOCK = "tree.json", "tables", "layers", "forms", "t
 LAYERS_SUFFIX = ".safetensors"
 NAMED_DIGITS = 12
 """Digits of the digest of its n-gram layers that a domain's full name ends with."""
+MOST_NAMED, MOST_SHOWN = 10, 128
+"""Most domains, and most characters of one, that a message has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,13 +126,18 @@ class Tree:
         name, marked, layers = domain.partition("@")
         found = self.domains.get(name)
         if found is None:
-            raise NotFound(f"there is no domain {name!r}; there are {sorted(self.domains)}")
+            raise NotFound(f"there is no domain {name[:MOST_SHOWN]!r}; {self._shown()}")
         if marked and layers != found.layers[:NAMED_DIGITS]:
             raise NotFound(
                 f"domain {name!r} has n-gram layers {found.layers[:NAMED_DIGITS]}, expected {layers}: its vectors mean "
                 "something else now; train the task again"
             )
         return found
+
+    def _shown(self) -> str:
+        some = sorted(self.domains)
+        more = f" and {len(some) - MOST_NAMED} more" if len(some) > MOST_NAMED else ""
+        return f"there are {some[:MOST_NAMED]}{more}" if some else "there are none"
 
     def having(self, domain: str, branch: Branch) -> Self:
         """With a domain, instead of one that had its name."""

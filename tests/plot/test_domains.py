@@ -278,7 +278,7 @@ def test_tasks_that_came_meanwhile_keep_the_layers_that_they_learnt_from(folder:
     own = DomainTables(folder, WORDS)
     same, other = (Branch(written(folder, layers, grams(), 3), layers) for layers in (GAMES, "c" * 64))
     before = own.tree.domains["games"]
-    with pytest.raises(Conflict, match="other n-gram layers meanwhile"):
+    with pytest.raises(Conflict, match="choose another name"):
         own.add("games", dataclasses.asdict(other), same_layers=True)
     assert own.tree.domains["games"] == Tree.read(folder).domains["games"] == before
     own.add("games", dataclasses.asdict(same), same_layers=True)
@@ -286,13 +286,45 @@ def test_tasks_that_came_meanwhile_keep_the_layers_that_they_learnt_from(folder:
     assert own.tree.domains == {"games": same, "new": other}
 
 
-def test_a_folder_that_is_only_read_is_named(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_only_read_is_told_without_its_path(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = DomainTables(folder, WORDS)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     for change in (own.check_writable, lambda: own.remove("games")):
-        with pytest.raises(InvalidInput, match="may not write to"):
+        with pytest.raises(InvalidInput, match="may not write to") as told:
             change()
+        assert str(folder) not in str(told.value)
     assert "games" in Tree.read(folder).domains
+
+
+def test_damaged_files_are_no_fault_of_who_deletes_a_domain(folder: pathlib.Path) -> None:
+    own = DomainTables(folder, WORDS)
+    document = (folder / "tree.json").read_bytes()
+    (folder / "tree.json").write_bytes(document[:-20])
+    with pytest.raises(EngineFailure, match="damaged"):
+        own.remove("games")
+    (folder / "tree.json").write_bytes(document.replace(b'"count": ', b'"count": 1'))
+    with pytest.raises(Conflict, match="load the backbone again"):
+        own.remove("games")
+    assert "games" in Tree.read(folder).domains
+
+
+def test_an_unknown_domain_is_answered_in_few_words(folder: pathlib.Path) -> None:
+    tree = Tree.read(folder)
+    for n in range(200):
+        tree = tree.having(f"domain-{n}", tree.root)
+    with pytest.raises(NotFound) as told:
+        tree.branch("x" * 10_000)
+    assert len(str(told.value)) < 500 and "more" in str(told.value)
+
+
+def test_a_domain_that_others_made_is_listed_without_a_text(folder: pathlib.Path) -> None:
+    own = DomainTables(folder, WORDS)
+    branch = own.tree.domains["games"]
+    Tree.change(folder, lambda tree: tree.having("new", branch))
+    own._looks_at = 0.0
+    wait_until(lambda: "new" in [report.name for report in own.report()])
 
 
 def test_a_range_has_no_more_rows_than_programs_can_number() -> None:

@@ -144,11 +144,11 @@ def test_a_table_gives_what_computing_gives(config: BackboneConfig, tmp_path: Pa
         writer.append(vectors_of(own, params, some))
         tables.append(Table(writer.finish(), info))
     root, domain = tables
-    found = Lookup(root, domain, config.vocab_size).find(grams)
+    found = Lookup(root, config.vocab_size).of_domain(domain).find(grams)
     assert (found.table == DOMAIN).all()
     computed = summed(own, params, TEXTS)
     np.testing.assert_allclose(summed(own, params, TEXTS, domain.values[found.row]), computed, atol=0.03)
-    only_words = Lookup(root, None, config.vocab_size).find(grams)
+    only_words = Lookup(root, config.vocab_size).find(grams)
     assert set(only_words.level.tolist()) == {1, 2, 3}, "a text of one token, the last ones of texts, and all others"
     assert np.abs(summed(own, params, TEXTS, root.values[only_words.row]) - computed).max() > 0.1
 

@@ -45,7 +45,8 @@ def test_the_first_of_the_levels_that_has_an_ngram_gives_it(
     in_domain, in_root = data.draw(some), data.draw(some) | alone(window)
     with_domain = data.draw(st.booleans())
     root, domain = table_of(folder, window, in_root), table_of(folder, window, in_domain)
-    found = Lookup(root, domain if with_domain else None, WORDS).find(grams)
+    lookup = Lookup(root, WORDS)
+    found = (lookup.of_domain(domain) if with_domain else lookup).find(grams)
     for token in range(len(ids)):
         if with_domain and levels[0][token] in in_domain:
             expected = (DOMAIN, sorted(in_domain).index(levels[0][token]), 0)
@@ -61,9 +62,9 @@ def test_a_root_without_one_of_the_tokens_is_refused(tmp_path: Path) -> None:
     window = Window.of(3)
     root = table_of(tmp_path, window, alone(window) - {(0, 3, 0)})
     with pytest.raises(InvalidTable, match="1 missing"):
-        Lookup(root, None, WORDS)
+        Lookup(root, WORDS)
     with pytest.raises(InvalidTable, match="2 missing"):
-        Lookup(root, None, WORDS + 1)
+        Lookup(root, WORDS + 1)
 
 
 def test_normal_forms_are_looked_up_instead_of_tokens(tmp_path: Path) -> None:
@@ -71,13 +72,13 @@ def test_normal_forms_are_looked_up_instead_of_tokens(tmp_path: Path) -> None:
     window = Window.of(3)
     forms = np.array([0, 1, 1, 3, 3, 5, 5])
     root = table_of(tmp_path, window, {(0, word, 0) for word in (1, 3, 5)} | {(1, 3, 5)})
-    own = Lookup(root, None, WORDS, forms)
+    own = Lookup(root, WORDS, forms)
     grams = ngrams(np.array([1, 3, 5, 4]), None, window)
     found = own.find(grams)
     assert found.level.tolist() == [3, 1, 3, 2]
-    np.testing.assert_array_equal(found.row, Lookup(root, None, WORDS, forms).find(forms[grams]).row)
+    np.testing.assert_array_equal(found.row, Lookup(root, WORDS, forms).find(forms[grams]).row)
     with pytest.raises(InvalidTable, match="each of 3 tokens alone, found 1 missing"):
-        Lookup(table_of(tmp_path, window, {(0, 1, 0), (0, 3, 0), (0, 6, 0)}), None, WORDS, forms)
+        Lookup(table_of(tmp_path, window, {(0, 1, 0), (0, 3, 0), (0, 6, 0)}), WORDS, forms)
     with pytest.raises(InvalidInput, match="token ids"):
         own.find(np.array([[0, 1, WORDS + 1]]))
 
@@ -85,7 +86,7 @@ def test_normal_forms_are_looked_up_instead_of_tokens(tmp_path: Path) -> None:
 def test_tables_and_tokens_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     root = table_of(tmp_path, Window.of(3), alone(Window.of(3)))
     with pytest.raises(InvalidTable, match="window"):
-        Lookup(root, table_of(tmp_path, Window.of(2), alone(Window.of(2))), WORDS)
+        Lookup(root, WORDS).of_domain(table_of(tmp_path, Window.of(2), alone(Window.of(2))))
     for wrong in ([1, 0, 1], [0, WORDS + 1, 0]):
         with pytest.raises(InvalidInput, match="token ids"):
-            Lookup(root, None, WORDS).find(np.array([wrong]))
+            Lookup(root, WORDS).find(np.array([wrong]))

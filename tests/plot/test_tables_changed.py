@@ -68,6 +68,48 @@ def test_a_table_that_is_written_over_in_place_is_not_read(folder: pathlib.Path)
     own.rows(IDS, None)
 
 
+@pytest.mark.parametrize("cut", [HEADER_BYTES, None])
+def test_the_first_text_after_a_quiet_night_is_not_sent_to_a_table_that_was_written_to(
+    folder: pathlib.Path, cut: int | None
+) -> None:
+    """However long nobody looked, and also where the next look is not due yet."""
+    own = DomainTables(folder, WORDS)
+    own.rows(IDS, "games")
+    path = table_path(folder, own.tree.domains["games"])
+    path.chmod(0o644)
+    if cut is not None:
+        os.truncate(path, cut)
+    else:
+        with path.open("r+b") as file:
+            file.seek(HEADER_BYTES)
+            file.write(b"other")
+    own._looks_at = float("inf")
+    with pytest.raises(EngineFailure):
+        own.rows(IDS, "games")
+    own.rows(IDS, None)
+
+
+def test_a_table_that_cannot_be_mapped_again_is_not_read_and_not_tried_all_the_time(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = DomainTables(folder, WORDS)
+    own.rows(IDS, None)
+    os.utime(table_path(folder, own.tree.root))
+    monkeypatch.setattr(own._arena, "rows", 0)
+    tried: list[object] = []
+    reload = own._reload
+
+    def counted() -> None:
+        tried.append(None)
+        reload()
+
+    monkeypatch.setattr(own, "_reload", counted)
+    for _ in range(3):
+        with pytest.raises(EngineFailure, match="written to while it was open"):
+            own.rows(IDS, None)
+    assert len(tried) == 1
+
+
 def test_a_table_that_is_only_touched_is_read_on(folder: pathlib.Path) -> None:
     own = DomainTables(folder, WORDS)
     before = own.values[own.rows(IDS, "games")]
