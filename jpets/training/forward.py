@@ -176,9 +176,9 @@ def packed_batch(rows: PackedRows, pooling: Pooling, config: BackboneConfig, lea
     text = jnp.cumsum(rows.lengths) - rows.lengths
     source = jnp.maximum(text[row] + place - lead.tokens, 0)
     tokens = first[:, None] + jnp.minimum(jnp.arange(longest), lengths[:, None] - 1)
-    virtual = place < lead.tokens
-    ids = jnp.where(virtual, _no_token(config), take_rows(rows.ids, source))
-    types = jnp.where(virtual, 0, take_rows(rows.types, source))
+    none = (place < lead.tokens) | (jnp.arange(size) >= lengths.sum())  # past the last row: of no text a neighbour
+    ids = jnp.where(none, _no_token(config), take_rows(rows.ids, source))
+    types = jnp.where(none, 0, take_rows(rows.types, source))
     groups = (AttentionGroup(tokens, lengths),)
     cells = row * longest + place
     positions = place + lead.first_position
@@ -193,7 +193,7 @@ def _behind(places: Int[Array, " t"], lead: Lead, config: BackboneConfig) -> Int
 
 
 def _no_token(config: BackboneConfig) -> int:
-    """The id of a virtual token: of a text's neighbours in tables it is none."""
+    """The id where there is no token of a text: of a text's neighbours in tables it is none."""
     return -1 if config.looks_up else 0
 
 
