@@ -11,6 +11,7 @@ Task files name a backbone by its fingerprint, so reading one checks it.
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,7 +47,8 @@ def is_native(folder: Path) -> bool:
 
 
 def write_native(backbone: Backbone, folder: Path, plot: Path | None = None) -> None:
-    """Writes ``folder`` whole or not at all; ``plot`` becomes the folder of its tables.
+    """Writes ``folder`` whole or not at all; ``plot`` becomes the folder of its tables,
+    and goes when that is done.
     Raises ``Conflict`` where something is there already, ``OutOfSpace``, and ``InvalidInput`` for a backbone that has
     tables elsewhere."""
     if backbone.tables is not None or backbone.config.looks_up != (plot is not None):
@@ -68,15 +70,21 @@ def write_native(backbone: Backbone, folder: Path, plot: Path | None = None) -> 
             (temporary / TOKENIZER).write_text(backbone.tokenizer_json, encoding="utf-8")
             (temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
             if plot is not None:
-                shutil.move(plot, temporary / PLOT)
+                shutil.copytree(plot, temporary / PLOT, copy_function=_linked)  # they stay there until all is done
             sync_tree(temporary)
             _publish(temporary, folder)
-    except BaseException:
-        if plot is not None and (temporary / PLOT).exists():  # they took hours to make
-            shutil.move(temporary / PLOT, plot)
-        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    if plot is not None:
+        shutil.rmtree(plot, ignore_errors=True)
+
+
+def _linked(source: str, target: str) -> None:
+    """The same file by another name, or a copy where the file system has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _publish(temporary: Path, folder: Path) -> None:

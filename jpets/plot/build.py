@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,11 @@ from jaxtyping import Int, Shaped
 
 from jpets.config import DType, TableFormat
 from jpets.errors import InvalidTable
-from jpets.files import write_atomic
+from jpets.files import STALE_SECONDS, write_atomic
 from jpets.model.encoder import Params
 from jpets.plot.layers import NGramLayers
 from jpets.plot.ngrams import Window, alone, grams_of, keys_of, shortened
-from jpets.plot.table import TableInfo, TableWriter
+from jpets.plot.table import TableInfo, TableWriter, finished
 from jpets.plot.tree import LAYERS_SUFFIX
 from jpets.types import Progress
 
@@ -92,11 +94,17 @@ def build_table(
     batch: int = BATCH,
     report: Progress = lambda what, done, of: None,
 ) -> Path:
-    """The path of the table of these n-grams in ``folder``. A killed build goes on where it had made sure of its work.
+    """The path of the table of these n-grams in ``folder``. A killed build goes on where it had made sure of its work,
+    and one that had finished is not done again.
 
     Raises ``Conflict`` while another process builds it, ``OutOfSpace``.
     """
-    writer = TableWriter(folder, table_info(layers, digest, kept_as), keys)
+    info = table_info(layers, digest, kept_as)
+    if (path := finished(folder, info, keys)) is not None:
+        if time.time() - path.stat().st_mtime > STALE_SECONDS / 2:
+            os.utime(path)  # what no tree names goes when it is old
+        return path
+    writer = TableWriter(folder, info, keys)
     try:
         compute = jax.jit(functools.partial(layers.vectors, dtype=dtype))
         params = jax.tree.map(jnp.asarray, params)

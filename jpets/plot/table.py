@@ -171,6 +171,21 @@ def _stamp(file: int) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
+def finished(folder: Path, info: TableInfo, keys: Shaped[np.ndarray, " entries"]) -> Path | None:
+    """The file in ``folder`` that a ``TableWriter`` of these keys has finished already, if it is whole."""
+    digest = hashlib.sha256(keys.tobytes()).hexdigest()
+    for path in folder.glob(f"*{SUFFIX}"):
+        try:
+            with path.open("rb") as file:
+                header = Header.read(file.read(HEADER_BYTES), path.stem)
+            if (header.info, header.keys) == (info, digest):
+                Table(path, info).check_all()
+                return path
+        except (InvalidTable, OSError):  # another one, damaged or removed meanwhile: this one is written
+            continue
+    return None
+
+
 class TableWriter:
     """Writes the table of ``keys``, sorted and each once, into ``folder``; vectors come in the order of the keys.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import pathlib
+import time
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +18,7 @@ from jpets.model.encoder import random_params
 from jpets.plot.build import build_table, layers_digest, read_layers, root_keys, table_info, write_layers
 from jpets.plot.layers import NGramLayers
 from jpets.plot.ngrams import Window, grams_of, keys_of, ngrams
-from jpets.plot.table import Table
+from jpets.plot.table import HEADER_BYTES, Table
 
 CONFIG = BackboneConfig("bert", 50, 16, 3, 2, 32, 64)
 IDS = np.array([5, 6, 7, 6, 5, 6, 9, 9], np.int32)
@@ -77,3 +80,27 @@ def test_a_table_holds_what_the_layers_compute_and_a_killed_build_goes_on(tmp_pa
     computed = own.vectors(jax.tree.map(jnp.asarray, params), jnp.asarray(grams_of(keys, 3), jnp.int32))
     np.testing.assert_allclose(table.values.astype(np.float32), computed, atol=0.02)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_table_that_was_finished_is_not_computed_again(tmp_path: pathlib.Path) -> None:
+    """A run that was killed before it named the table finds it; a damaged one or one of other n-grams is of no use."""
+    own, params = made()
+    digest = layers_digest(params)
+    keys = root_keys(np.unique(keys_of(ngrams(IDS, np.zeros(len(IDS), np.int8), own.window))), own.window, 50)
+    told: list[int] = []
+    build = functools.partial(
+        build_table, tmp_path, own, params, digest, report=lambda what, done, of: told.append(done)
+    )
+    path = build(keys)
+    os.utime(path, (0, 0))
+    told.clear()
+    assert build(keys) == path and not told
+    assert path.stat().st_mtime > time.time() - 3600, "what no tree names goes when it is old"
+    assert build(keys[:-1]) != path and told
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(HEADER_BYTES)
+        file.write(b"other")
+    told.clear()
+    assert build(keys) == path and told
+    Table(path, table_info(own, digest)).check_all()
