@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from jpets.engine.interface import Serves
@@ -40,16 +42,19 @@ class Changes:
         """
         tasks, engine = self._tasks, self._tasks.engine
         checked: list[LoweredTask] = []
+        storing = contextlib.ExitStack()
 
         def acceptable(content: bytes | memoryview, stored_id: str) -> Task:
             del stored_id
             checked.append(self._checked(engine, content, name))
+            storing.enter_context(self._domain_stays(checked[0].task))
             return checked[0].task
 
         with tasks.locks.hold(name):
-            stored = tasks.repository.put(
-                name.id, map_file(file), tenant=name.tenant, if_match=if_match, validator=acceptable, retain=False
-            )
+            with storing:
+                stored = tasks.repository.put(
+                    name.id, map_file(file), tenant=name.tenant, if_match=if_match, validator=acceptable, retain=False
+                )
             try:
                 self._preparations.serve(engine, name, checked[0], stored)
             except BaseException:
@@ -69,7 +74,8 @@ class Changes:
             target = repository.before_served(name.id, name.tenant) if to is None else to
             found = repository.get(name.id, name.tenant, target)
             lowered = engine.lower_task(tasks.read(found, name))
-            stored, changed = repository.rolled_back(name.id, found.version, name.tenant, if_match)
+            with self._domain_stays(lowered.task):
+                stored, changed = repository.rolled_back(name.id, found.version, name.tenant, if_match)
             try:
                 self._preparations.serve(engine, name, lowered, stored)
             except BaseException:
@@ -89,6 +95,20 @@ class Changes:
                 raise
             self._preparations.forget(engine, name)
             self._preparations.drop(name)
+
+    @contextlib.contextmanager
+    def _domain_stays(self, task: Task) -> Iterator[None]:
+        """The domain that a task learnt in neither leaves nor changes now. Raises ``InvalidTask`` where it did."""
+        domain, tables = task.preprocessing.domain, self._tasks.backbone.tables
+        if domain is None or tables is None:
+            yield
+            return
+        with self._tasks.domains:
+            try:
+                tables.full_name(domain)
+            except NotFound as error:
+                raise InvalidTask(f"task {task.id!r}: {error.message}") from error
+            yield
 
     def _checked(self, engine: Serves, content: bytes | memoryview, name: TaskName) -> LoweredTask:
         if name.id == self._tasks.backbone.name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -25,6 +26,8 @@ class ServedTasks:
         self.layouts = Layouts(repository, backbone, validator)
         self.locks = NamedLocks[TaskName]()
         """Held by what changes a task."""
+        self.domains = threading.Lock()
+        """Held while a task of a domain is stored, and while a domain gets other layers or leaves."""
         self.registered: set[TaskName] = set()
         """Tasks of the repository that the engine knows."""
         self.started: Serves | None = None
@@ -63,6 +66,16 @@ class ServedTasks:
     def devices(self, name: TaskName) -> Sequence[int]:
         """The numbers of the devices that serve a task."""
         return self.started.devices_of(name.id, tenant=name.tenant) if self.started is not None else ()
+
+    def served_instead(self, stored: StoredTask) -> StoredTask | None:
+        """The version that queries get while the newest one waits for its classes; None where they get the newest."""
+        name = TaskName(stored.tenant, stored.id)
+        version = self.version(name)
+        if version is None or version == stored.version or name not in self.registered:
+            return None
+        with contextlib.suppress(NotFound):
+            return self.repository.get(name.id, name.tenant, version)
+        return None
 
     def register(self, engine: Serves, task: Known) -> None:
         """From now on this version can be queried: the first query has it read."""

@@ -110,6 +110,11 @@ class JobFolder:
         return self.path.name
 
     @property
+    def has_made_files(self) -> bool:
+        """Whether what it made lies here; a domain's table lies beside the other tables."""
+        return self.task_file.exists() or self.backbone.exists()
+
+    @property
     def request(self) -> JobRequest:
         return self._parsed(STORED.validate_json, "request.json")
 

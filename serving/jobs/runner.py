@@ -295,7 +295,8 @@ class JobRunner:
                 self._pause(self._back_off * (ENGINE_BACK_OFF if isinstance(error, EngineFailure) else 1))
                 continue
             except (Conflict, NotFound) as error:  # as without its backbone: the work of days is not thrown away
-                job.finish("failed", problem=f"{error.message}; what it made is in the job's folder", kept=True)
+                where = "; what it made is in the job's folder" if job.has_made_files else ""
+                job.finish("failed", problem=f"{error.message}{where}", kept=True)
                 return
             except JpetsError as error:
                 job.finish("failed", problem=error.message)

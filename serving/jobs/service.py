@@ -297,7 +297,7 @@ class Jobs:
             return None
         own = self._serving(request)
         if isinstance(request, MakeDomain):
-            self._publish_domain(job, request, own.backbone)
+            self._publish_domain(job, request, own)
             return None
         name = job.task_name(request.task)
         kept = self._versions(name)
@@ -309,11 +309,12 @@ class Jobs:
         job.change(above=max((stored.version for stored in kept), default=0))
         return services.put_task(name, job.task_file).version
 
-    def _publish_domain(self, job: JobFolder, request: MakeDomain, backbone: LoadedBackbone) -> None:
-        self._check_domain(request, backbone)  # tasks may have come meanwhile
-        assert backbone.tables is not None and job.result is not None and job.result.branch is not None
-        used = tasks_of_domains(self._services)[backbone.fingerprint, request.domain] > 0
-        backbone.tables.add(request.domain, job.result.branch, same_layers=used)
+    def _publish_domain(self, job: JobFolder, request: MakeDomain, own: Service) -> None:
+        """Raises ``Conflict`` where tasks have come meanwhile that learnt from other n-gram layers."""
+        assert own.backbone.tables is not None and job.result is not None and job.result.branch is not None
+        with own.tasks.domains:
+            used = tasks_of_domains(self._services)[own.backbone.fingerprint, request.domain] > 0
+            own.backbone.tables.add(request.domain, job.result.branch, same_layers=used)
 
     def _versions(self, name: TaskName) -> Sequence[StoredTask]:
         try:

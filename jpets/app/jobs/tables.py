@@ -153,10 +153,19 @@ def make_domain(
 ) -> Made:
     """Adds a domain to the tables of a backbone's ``folder``, or replaces it, as ``build_domain`` makes it.
 
-    Servers take the new table without a stop. Raises ``InvalidInput``, ``OutOfSpace``.
+    Servers take the new table without a stop. Raises ``InvalidInput``, ``OutOfSpace``, and ``Conflict`` where a domain
+    of that name with other n-gram layers came meanwhile.
     """
+    before = Tree.read(folder / PLOT).domains.get(name)
     made = build_domain(folder, name, examples, making, checkpoints, whole)
-    Tree.change(folder / PLOT, lambda tree: tree.having(name, made.branch))
+
+    def having(tree: Tree) -> Tree:
+        present = tree.domains.get(name)
+        if present is not None and present != before and present.layers != made.branch.layers:
+            raise Conflict(f"another process made domain {name!r} meanwhile; choose another name, or make it again")
+        return tree.having(name, made.branch)
+
+    Tree.change(folder / PLOT, having)
     return made
 
 
@@ -241,13 +250,13 @@ def _whole(tree: Tree) -> Backbone:
     """The backbone that a root was made of. Raises ``InvalidInput`` where it is not there any more."""
     source = (tree.root.details.get("whole") or {}).get("source")
     if source is None:
-        raise InvalidInput("a domain is trained by the backbone that its root was made of: name it (--whole)")
+        raise InvalidInput("a domain is trained by the backbone that its root was made of: name it (`whole`)")
     try:
         return load_backbone(source)
     except JpetsError as error:
         raise InvalidInput(
-            f"a domain is trained by the backbone that its root was made of, {source!r}, which cannot be loaded: "
-            f"{error.message}; name it where it is now (--whole)"
+            f"a domain is trained by the backbone that its root was made of, {Path(source).name!r}, which cannot be "
+            f"loaded: {error.message}; name it where it is now (`whole`)"
         ) from error
 
 
