@@ -239,7 +239,7 @@ class BackgroundCompiler:
         """One that is to stay, one that keeps rows apart, one that is expected to be missed, what batches miss most, or
         one of the menu."""
         if self._needed:
-            return _Next(next(iter(self._needed)), wanted=False, niceness=IDLE)
+            return _Next(next(iter(self._needed)), wanted=False, niceness=HURRIED)  # somebody waits for it
         niceness = HURRIED if self._hurried else IDLE
         if (core := next(filter(self._wanted.open, self.memory.missing_core()), None)) is not None:
             return _Next(core, wanted=True, niceness=niceness)
@@ -289,7 +289,7 @@ class BackgroundCompiler:
         if self.memory.has(key):
             return None
         try:
-            program = self._load(key, IDLE)
+            program = self._load(key, HURRIED)
         except OutOfSpace as full:
             return full
         if program is None:
@@ -341,7 +341,7 @@ class BackgroundCompiler:
                     self.compiled += 1
                     if wanted or niceness == HURRIED:
                         with self._changed:
-                            self._wanted.brought()
+                            self._wanted.brought(key)
         if gone is None:
             if key in self.memory.missing_core():
                 log.warning("there is no room for a program without which new classes run apart; it is tried again")

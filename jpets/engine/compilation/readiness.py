@@ -74,7 +74,7 @@ class Programs:
 
     def add(self, program: Program) -> None:
         """A program that comes while queries are served runs once beside their batches before it gets its own."""
-        program.seconds = self._costs.estimate(program.key)
+        program.seconds = program.expected = self._costs.estimate(program.key)
         self._try_out(program)
         self._replica.add_program(program)
 

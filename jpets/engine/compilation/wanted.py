@@ -13,6 +13,8 @@ from jpets.engine.programs.program import ProgramKey
 MOST_WANTED = 1024
 FOREMOST = 8
 """Programs that batches are told of as missed most: each costs a prediction where a batch misses one."""
+LARGER = 1.5
+"""Times as many tokens up to which another program would do for a batch."""
 RATE_SECONDS = 10.0
 """Seconds after which a loss counts for a third of what it was, in the rate of losses."""
 
@@ -78,9 +80,9 @@ class Wanted:
         self._drop(key)
         self._not_before[key] = math.inf
 
-    def brought(self) -> None:
-        """A program came: what batches lost without others, they might not have lost with it."""
-        self._missed.clear()
+    def brought(self, key: ProgramKey) -> None:
+        """A program came: what batches lost without others that it has room for, they might not have lost with it."""
+        self._missed = {own: lost for own, lost in self._missed.items() if not _might_take(key, own)}
         self._count_again()
 
     def put_off(self, keys: Iterable[ProgramKey], seconds: float) -> None:
@@ -96,3 +98,12 @@ class Wanted:
     def _count_again(self) -> None:
         self._most = max(self._missed, key=self._missed.__getitem__, default=None)
         self.total = sum(self._missed.values())
+
+
+def _might_take(key: ProgramKey, other: ProgramKey) -> bool:
+    """Whether batches that miss the ``other`` program could run in the one of ``key``, which is as large and has all
+    their classes."""
+    if not other.bucket.tokens <= key.bucket.tokens <= LARGER * other.bucket.tokens:
+        return False
+    own, theirs = key.variant, other.variant
+    return own.replaced == theirs.replaced and own.has_room({each: theirs.level(each) for each in theirs.classes()})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jpets.engine.queue.pending import Pending
 
@@ -21,6 +21,11 @@ class KeptPlan:
 
     def forget(self) -> None:
         self._batch_of = {}
+
+    def put_off(self, pendings: Iterable[Pending]) -> None:
+        """These queries left their batch, to join others that come."""
+        for pending in pendings:
+            self._batch_of.pop(pending.number, None)
 
     def batch(self, waiting: Sequence[Pending]) -> list[int] | None:
         """The places of the queries that share a batch with the first; None where a new plan is due."""

@@ -56,7 +56,7 @@ class Planner:
         compiling: Compiling | None = None,
     ) -> None:
         self.ready = ReadyPrograms(replica)
-        self._predictions = Predictions(costs, profile)
+        self._predictions = Predictions(costs, profile, lambda: replica.programs)
         self._placer = Placer(replica, self._predictions, menu, compiling)
         self._flood = FloodGuard(self.ready, settings.flood_stretch, settings.max_batch_rows)
         self._pricing = Pricing(lambda: profile.current, settings.max_batch_rows)
@@ -108,7 +108,9 @@ class Planner:
         if busy and self._settings.policy == "auto":
             own = self.ready.shapes_of(frozenset(waiting[q].sort for q in chosen))
             lengths = [pending.row.length for pending in waiting]
-            chosen = policies.well_filled(chosen, lengths, own, self._settings.max_batch_rows)
+            filled = policies.well_filled(chosen, lengths, own, self._settings.max_batch_rows)
+            self._kept.put_off(waiting[q] for q in set(chosen).difference(filled))
+            chosen = filled
         batch = [waiting[q] for q in chosen]
         return self.place(batch) if self._hot is None else self._hot.plan(batch, waiting[0], rare=rare)
 

@@ -148,6 +148,8 @@ class Program:
     key: ProgramKey
     compiled: jax.stages.Compiled | Chain
     seconds: float = 0.0
+    expected: float = 0.0
+    """What ``seconds`` was when it came, before any batch; 0 where it was not known."""
     followed: int = 0
     """Batches that have changed ``seconds``."""
     best: float = math.inf

@@ -26,6 +26,9 @@ STEP = 2.0
 HOST_SECONDS = 1e-3
 """Seconds of the host for each batch, whatever its rows: without them, a rest would be cut into single queries for the
 last hundredth of the device's time."""
+FEWER = 0.02
+"""Share of a full batch's time by which each batch more makes a plan worse than its device's seconds say: predictions
+are no more exact than that, and fewer batches leave the host more time."""
 LEAST_SECONDS = 1e-9
 """A shape whose cost is not known yet takes as much."""
 PLANNING_SECONDS = 1e-3, 4e-5
@@ -115,7 +118,7 @@ class ReadyCosts(BatchCosts):
         if (one := self._cheapest(queue, every)) is None:
             return None
         base, each = PACKING_SECONDS
-        saved = one.seconds - self._least(queue, every) - HOST_SECONDS  # another plan has a batch more
+        saved = one.seconds - self._least(queue, every) - self.fee(queue)  # another plan has a batch more
         return one if saved <= base + each * len(queue) else None
 
     def _least(self, queue: Queue, queries: Ints) -> float:
@@ -131,10 +134,16 @@ class ReadyCosts(BatchCosts):
         return shared + float(self.deltas.heavy_least[kinds, tokens].sum())
 
     def total(self, queue: Queue, plan: Batches) -> float:
-        return self.device_seconds(queue, plan) + HOST_SECONDS * len(plan)
+        return self.device_seconds(queue, plan) + self.fee(queue) * len(plan)
+
+    def fee(self, queue: Queue) -> float:
+        """What a batch counts besides its seconds, in a plan of these queries."""
+        light = self._table(BARE if self._shapes.light else MIXED)
+        full = max((shape.seconds for shape in light.shapes), default=0.0)
+        return max(HOST_SECONDS, FEWER * min(full, float(queue.lengths.sum()) * light.rate))
 
     def device_seconds(self, queue: Queue, plan: Batches) -> float:
-        """``total`` without the host's part."""
+        """``total`` without what its batches count besides."""
         return sum(batch.seconds if batch.seconds == batch.seconds else self.seconds(queue, batch) for batch in plan)
 
     def seconds(self, queue: Queue, batch: Batch) -> float:
@@ -189,7 +198,7 @@ class ReadyCosts(BatchCosts):
                 reached[name] = reach(lengths, shape, self.limits.rows).tolist()
             return reached[name]
 
-        again = self._paid_again(queue, order)
+        again, fee = self._paid_again(queue, order), self.fee(queue)
         plans: list[Batches] = []
         made: dict[tuple[int, int], Batches] = {}
         for apart in aparts:
@@ -197,7 +206,7 @@ class ReadyCosts(BatchCosts):
             plan: Batches = []
             for part in itertools.pairwise(borders):
                 if part not in made:
-                    made[part] = self._pack(queue, order, *part, ends, again)
+                    made[part] = self._pack(queue, order, *part, ends, [fee + more for more in again])
                 plan += made[part]
             plans.append(plan)
         return plans
@@ -206,9 +215,9 @@ class ReadyCosts(BatchCosts):
         self, queue: Queue, order: Ints, first: int, last: int, ends: Callable[[Shape], list[int]], again: list[float]
     ) -> Batches:
         """The cheapest way from place ``first`` of ``order`` to ``last`` where every batch is the longest span that its
-        shape holds from where the one before it ended. ``again`` [n] is paid where a batch begins. Until the rest fits
-        the shape that costs least for what it holds, only the ``MAIN`` best shapes are tried."""
-        steps = [(shape.seconds + HOST_SECONDS, ends(shape)) for shape in self._useful(queue, order[first:last])]
+        shape holds from where the one before it ended. ``again`` [n] is paid besides where a batch begins. Until the
+        rest fits the shape that costs least for what it holds, only the ``MAIN`` best shapes are tried."""
+        steps = [(shape.seconds, ends(shape)) for shape in self._useful(queue, order[first:last])]
         best_of, main = steps[0][1], steps[:MAIN]
         best = {first: 0.0}
         back: dict[int, int] = {}

@@ -27,14 +27,26 @@ def key(tokens: int, *classes: ClassKey) -> ProgramKey:
 def test_what_is_missed_most_comes_first() -> None:
     own = Wanted()
     assert own.most(0.0) is None
-    for tokens, seconds in ((1, 0.5), (2, 0.4), (2, 0.4), (3, 0.1)):
+    for tokens, seconds in ((10, 0.5), (12, 0.4), (12, 0.4), (11, 0.1)):
         own.miss(key(tokens), seconds)
-    assert own.most(0.6) == key(2) and own.most(0.9) is None and own.count(0.5) == 2
-    own.bring(key(2))
-    own.miss(key(2), 9.0)
-    assert own.most(0.0) == key(1), "the other one is being brought"
-    own.brought()
-    assert own.most(0.0) is None, "what was lost without it says little about others"
+    assert own.most(0.6) == key(12) and own.most(0.9) is None and own.count(0.5) == 2
+    own.bring(key(12))
+    own.miss(key(12), 9.0)
+    assert own.most(0.0) == key(10), "the other one is being brought"
+    own.brought(key(12))
+    assert own.most(0.0) is None, "what was lost without it says little about others that it has room for"
+
+
+def test_what_other_batches_lost_stays_when_a_program_comes_that_they_cannot_run_in() -> None:
+    own = Wanted()
+    for other in (key(10), key(12, LORA), key(13), key(4)):
+        own.miss(other, 0.4)
+    own.brought(key(12))
+    assert set(own.foremost()) == {key(12, LORA), key(13), key(4)}, "of other classes, larger, and much smaller"
+    own.brought(key(12, LORA))
+    assert set(own.foremost()) == {key(13), key(4)} and own.total == pytest.approx(0.8)
+    own.brought(key(13, LORA))
+    assert own.foremost() == [key(4)]
 
 
 def test_the_foremost_are_few_and_in_order() -> None:
@@ -90,8 +102,8 @@ def test_the_most_and_the_total_are_those_of_a_plain_search(steps: list[tuple[st
                 brought.add(one)
                 lost.pop(one, None)
             else:
-                own.brought()
-                lost.clear()
+                own.brought(one)
+                lost = {k: v for k, v in lost.items() if not k.bucket.tokens <= tokens <= 1.5 * k.bucket.tokens}
             assert own.total == pytest.approx(sum(lost.values()), abs=1e-9)
             most = own.most(0.0)
             assert (most is None) == (not lost)
@@ -140,7 +152,7 @@ def test_what_batches_lose_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
         own.miss(key(1), 0.01)
     assert own.rate == pytest.approx(0.1, rel=0.02)
     own.bring(key(1))
-    own.brought()
+    own.brought(key(1))
     assert own.rate == pytest.approx(0.1, rel=0.02), "it has not become faster yet"
     clock.monotonic.return_value += 10 * RATE_SECONDS
     assert own.rate < 1e-4

@@ -15,7 +15,7 @@ from shape_rule import holds
 from jpets.scheduling.costs import ready_lookup
 from jpets.scheduling.costs.deltas import DeltaTables
 from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
-from jpets.scheduling.costs.ready_lookup import HOST_SECONDS, STEP, ReadyCosts, ReadyShapes
+from jpets.scheduling.costs.ready_lookup import FEWER, HOST_SECONDS, STEP, ReadyCosts, ReadyShapes
 from jpets.scheduling.costs.shape import Shape, ShapeTable, reach, span_costs
 from jpets.scheduling.policies.auto import POLICIES, auto
 from jpets.scheduling.queue import BARE, Batch, Batches, Queue
@@ -74,7 +74,10 @@ def seconds(queue: Queue, batch: Sequence[int]) -> float:
 
 
 def whole_time(queue: Queue, plan: Sequence[Sequence[int]]) -> float:
-    return sum(seconds(queue, batch) + HOST_SECONDS for batch in plan)
+    """With what each batch counts besides: hardly more than its part of the host, or of a full one's time."""
+    rate = min(shape.seconds / shape.tokens for shape in LIGHT)
+    full = min(max(shape.seconds for shape in LIGHT), int(queue.lengths.sum()) * rate)
+    return sum(seconds(queue, batch) + max(HOST_SECONDS, FEWER * full) for batch in plan)
 
 
 def check_plan(queue: Queue, plan: Batches) -> None:
