@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
+import jax
 import numpy as np
 import typer
 
 from benches.scheduling.plan_runner import PlanRunner, PreparedBatch
 from benches.scheduling.served import ServedEngine
 from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
+from jpets.config import EngineSettings
+from jpets.engine.costs.batch_limits import with_batch_limits
 from jpets.engine.costs.profile_measurement import measure_profile
 from jpets.scheduling.costs.measured_profile import CostProfile
 from jpets.scheduling.costs.policy_lookup import Costs, Limits
@@ -80,8 +83,8 @@ def batching(
     window: Annotated[int | None, typer.Option(help="queries that are planned at a time; all by default")] = None,
     methods: str = "adapter,mask,diff,bitfit",
     policies: str = "fixed,alpha,beta,coordinated,turbo,packed,length-buffer,auto",
-    max_rows: int = 128,
-    max_tokens: int = 4096,
+    max_rows: Annotated[int, typer.Option(help="most rows of a batch; 0: as a server has it")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="most tokens of a batch; 0: as a server has it")] = 0,
     rounds: int = 9,
     served: Annotated[
         str, typer.Option(help="policies that engines serve with beside the exact plans: auto,alpha,coordinated")
@@ -93,9 +96,11 @@ def batching(
     """Queries a second by batching policy. The papers' policies pad (T = N L); lengths go in steps of 8.
 
     Plans have programs of exactly their shapes. With ``--served`` engines serve the same queries in the same rounds, by
-    default settings and in the programs that they have made for such traffic.
+    default settings and in the programs that they have made for such traffic. Batches of both have the same limits.
     """
     set_xla_flags()
+    own = with_batch_limits(EngineSettings(), jax.default_backend(), ())
+    max_rows, max_tokens = max_rows or own.max_batch_rows, max_tokens or own.max_batch_tokens
     loaded = random_backbone(backbone)
     made = random_tasks(loaded, methods.split(","), tasks)
     runner = PlanRunner(loaded, made)
@@ -114,11 +119,11 @@ def batching(
         engines = {}
         for policy in filter(None, served.split(",")):
             folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            own = ServedEngine(loaded, made, policy, folder, window)
-            stack.callback(own.engine.close)
-            own.warm_up(drawn, task, warm_up)
-            engines[f"served {policy}"] = own
-            systems[f"served {policy}"] = partial(own.run, own.queries(drawn.tolist(), task.tolist()))
+            engine = ServedEngine(loaded, made, policy, folder, window, limits)
+            stack.callback(engine.engine.close)
+            engine.warm_up(drawn, task, warm_up)
+            engines[f"served {policy}"] = engine
+            systems[f"served {policy}"] = partial(engine.run, engine.queries(drawn.tolist(), task.tolist()))
         seconds = interleave(systems, rounds)
         measured = {name: own.figures() for name, own in engines.items()}
     sizes = [name for name in seconds if name.startswith("fixed")]

@@ -14,6 +14,7 @@ import numpy as np
 from benches.shared import RandomBackbone, console
 from jpets.config import EngineSettings
 from jpets.engine.engine import Engine
+from jpets.scheduling.costs.batch_costs import Limits
 from jpets.types import Query, Result, Task
 
 WINDOWS_AHEAD = 2
@@ -24,9 +25,20 @@ class ServedEngine:
     """An engine with one policy, and its counters over the passes since ``warm_up``."""
 
     def __init__(
-        self, backbone: RandomBackbone, tasks: Sequence[Task], policy: str, cache: pathlib.Path, window: int | None
+        self,
+        backbone: RandomBackbone,
+        tasks: Sequence[Task],
+        policy: str,
+        cache: pathlib.Path,
+        window: int | None,
+        limits: Limits,
     ) -> None:
-        settings = EngineSettings(policy=policy, slots=len(tasks))  # type: ignore[arg-type]
+        settings = EngineSettings(
+            policy=policy,  # type: ignore[arg-type]
+            slots=len(tasks),
+            max_batch_rows=limits.rows,
+            max_batch_tokens=limits.tokens,
+        )
         self._tasks = tasks
         self._window = window
         self._vocabulary = backbone.config.vocab_size
