@@ -300,12 +300,12 @@ class EngineSettings:
 class SizingRule:
     """How many students of a group answer (Student Parallelism sections B.4.1 to B.4.3).
 
-    ``groups`` of all students run side by side on a device, one as it executes one batch at a time; each computes so
-    many texts ``together`` (the largest element of the paper's buffer), None for as many as take at most twice the time
-    of one. Smaller groups run side by side in larger numbers.
+    ``groups`` of all students run side by side on a device, by default as many as batches that it may have in flight;
+    each computes so many texts ``together`` (the largest element of the paper's buffer), None for as many as take at
+    most twice the time of one. Smaller groups run side by side in larger numbers.
     """
 
-    groups: int = 1
+    groups: int = 2
     together: int | None = None
     window: float = 120.0
     """Seconds of quiet after which one more student answers."""

@@ -133,10 +133,10 @@ def make_engine(
     }
     slices = [devices[first : first + together] for first in range(0, len(devices), together)]
     if len(slices) == 1:
-        return StudentServing(Engine(backbone, devices=devices, **how), options.sizing_rule())
+        return StudentServing(Engine(backbone, devices=devices, **how), options.sizing_rule(settings.policy))
     rule = options.balance_interval() if options.migrate else None
     engines = EngineGroup(backbone, slices, interval=rule, **how)
-    return StudentServing(engines, options.sizing_rule(), devices=len(slices))
+    return StudentServing(engines, options.sizing_rule(settings.policy), devices=len(slices))
 
 
 def _claim_rest(others: Sequence[Serves], limit: float) -> float:

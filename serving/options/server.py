@@ -70,7 +70,7 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
         "load", description="how many students of a group answer: as the load allows, or all"
     )
     students_window: float = Field(120.0, gt=0, description="quiet seconds after which one more student answers again")
-    students_groups: int = Field(1, ge=1, description="groups of all students that run side by side on a device")
+    students_groups: int = Field(2, ge=1, description="groups of all students that run side by side on a device")
     students_together: int = Field(
         0,
         ge=0,
@@ -154,10 +154,10 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
             start=self.balance_start,
         )
 
-    def sizing_rule(self) -> SizingRule:
-        return SizingRule(
-            self.students_groups, self.students_together or None, self.students_window, fixed=self.students == "all"
-        )
+    def sizing_rule(self, policy: str) -> SizingRule:
+        """For engines of this ``policy``: answers by ``steady`` never depend on the traffic."""
+        fixed = self.students == "all" or policy == "steady"
+        return SizingRule(self.students_groups, self.students_together or None, self.students_window, fixed=fixed)
 
     def serving_settings(self) -> ServingSettings:
         return ServingSettings(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from groups import Clock, answer, ask, group_task, logits_by_size, sized
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, light_or_mask_task, logits_of, shallow, wait_until
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, light_or_mask_task, logits_of, paused, shallow, wait_until
 
 from jpets.config import SizingRule
 from jpets.engine.batch.bucket import Variant, lone_buckets
@@ -298,7 +298,7 @@ def test_a_group_computes_as_many_texts_as_the_device_is_profiled_for(
 
     clock, tokens = Clock(), []
     monkeypatch.setattr(own_engine, "beside", beside)
-    engine = serving(SizingRule(), clock)
+    engine = serving(SizingRule(groups=1), clock)
     engine.add_task(group_task())
     assert engine.size.together == 1
     for _ in range(3):
@@ -351,11 +351,32 @@ def test_under_load_fewer_students_answer(serving: Callable[..., StudentServing]
     assert told is not None and told.drops == 2 and told.additions == 2
 
 
-def test_all_texts_of_a_submission_are_answered_by_as_many_students(serving: Callable[..., StudentServing]) -> None:
+def test_all_texts_of_a_submission_are_answered_by_as_many_students(
+    serving: Callable[..., StudentServing], own_engine: Engine
+) -> None:
     engine = serving(SizingRule(groups=1, together=1))
     engine.add_task(group_task())
-    sizes = {own.students for own in asked(engine, "group", [*TEXTS, *TEXTS])}
-    assert len(sizes) == 1 and sizes < {1, 2, 3}
+    queries = [Query("group", text) for text in (*TEXTS, *TEXTS)]
+    with paused(own_engine):
+        idle, behind = engine.submit(queries), engine.submit(queries)
+    assert {future.result(30).students for future in idle} == {3}, "nobody waits behind it"
+    assert {future.result(30).students for future in behind} == {2}
+
+
+def test_an_answer_names_the_version_that_made_it(serving: Callable[..., StudentServing]) -> None:
+    engine = serving()
+    engine.add_task(group_task(), version=7)
+    assert {own.version for own in asked(engine, "group")} == {7}
+
+
+def test_a_request_that_is_refused_is_no_load(serving: Callable[..., StudentServing]) -> None:
+    engine = serving(SizingRule(groups=1, together=1))
+    engine.add_task(group_task())
+    for _ in range(3):
+        with pytest.raises(AttributeError):
+            engine.submit([Query("group", TEXTS[0]), None])  # type: ignore[list-item]
+    assert engine.size._outstanding == 0 and engine.size.drops == 0
+    assert asked(engine, "group")[0].students == 3
 
 
 def test_the_last_answer_of_a_version_that_left_waits_for_nothing(

@@ -126,3 +126,15 @@ def test_as_many_answer_when_groups_come_and_go() -> None:
     whole = sized(Clock())
     whole.resize(5)
     assert whole.of(5) == 5
+
+
+def test_what_comes_together_to_an_idle_server_is_no_load() -> None:
+    """A text of many windows, or a list of texts, must not make all groups small for minutes."""
+    size = sized(Clock(), groups=1, together=1, window=120)
+    size.asked(50)
+    assert size.answering == 3 and size.drops == 0
+    size.asked(50)
+    assert size.answering == 2, "somebody else waits behind it now: one student fewer"
+    size.answered(100)
+    size.asked()
+    assert size.drops == 1

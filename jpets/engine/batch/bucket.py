@@ -273,10 +273,15 @@ def steady_menu(max_length: int, max_tokens: int) -> tuple[Bucket, ...]:
     return tuple(Bucket(n * length, ((n, length),)) for n, length in rows)
 
 
+EACH_ROWS = 5
+"""Rows of one text up to which there is a shape for each number: a group of students drops one at a time."""
+
+
 def lone_buckets(rows: int, longest: int) -> list[Bucket]:
     """Padded rows for one text alone: one row, for lengths up to ``LONE_LENGTHS``, then up to ``rows`` of it at once,
     for shorter ones."""
-    sizes = sorted({rows, *(2**power for power in range(rows.bit_length()) if 2**power < rows)})
+    powers = (2**power for power in range(rows.bit_length()) if 2**power < rows)
+    sizes = sorted({rows, *range(1, min(rows, EACH_ROWS)), *powers})
     lengths = [[length for length in LONE_STEPS if length <= min(longest, most)] for most in LONE_LENGTHS]
     return [Bucket(n * length, ((n, length),)) for n in sizes for length in lengths[n > 1]]
 

@@ -34,7 +34,7 @@ def combined(id: str, task: Task | None, found: Sequence[Result]) -> Result:
     total: FloatArray = multipliers @ np.stack(vectors)
     logits = total @ task.head.tensors["kernel"] + task.head.tensors["bias"]
     answer = row_result(task, found[0].tokens, timing or NO_TIMING, True, total, logits.astype(np.float32))
-    return dataclasses.replace(answer, students=len(vectors))
+    return dataclasses.replace(answer, students=len(vectors), version=found[0].version)
 
 
 NO_TIMING = Timing(0.0, 0.0, "", "", False)

@@ -19,7 +19,7 @@ from jpets.deltas.protocol import NO_LEAD, ClassKey
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.engine.interface import Serves
-from jpets.engine.report import EngineReport, StudentsReport
+from jpets.engine.report import EngineReport
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.students.combining import combined, when_all
 from jpets.engine.students.group import MARK, TIERS, Group, group_of, is_first, with_id
@@ -130,12 +130,16 @@ class StudentServing(Serves):
             return send(queries)
         self._together.look()
         held: list[Group | None] = []
+        counted = 0
         try:
             held += (self._hold(query.task, query.owner or tenant) for query in queries)
+            if counted := sum(group is not None for group in held):
+                self.size.asked(counted)
             answering = self.size.answering  # one number for all texts, whose scores may be compared
             parts = [self._parts(query, group, answering) for query, group in zip(queries, held, strict=True)]
             futures = iter(self._sent(parts, send))
         except BaseException:
+            self.size.answered(counted)
             for group in held:
                 self._let_go(group)
             raise
@@ -167,8 +171,12 @@ class StudentServing(Serves):
 
     def _joined(self, group: Group, parts: Sequence[Future[Result]]) -> Future[Result]:
         whole = when_all(parts, partial(self._combine, group))
-        whole.add_done_callback(lambda _: self._let_go(group))
+        whole.add_done_callback(lambda _: self._answered(group))
         return whole
+
+    def _answered(self, group: Group) -> None:
+        self.size.answered()
+        self._let_go(group)
 
     def _hold(self, task: object, tenant: str) -> Group | None:
         """The group of that name, for a query; ``_let_go`` gives it back. Its students stay until then."""
@@ -179,13 +187,11 @@ class StudentServing(Serves):
             if group is None:
                 return None
             group.asked += 1
-        self.size.asked()
         return group
 
     def _let_go(self, group: Group | None) -> None:
         if group is None:
             return
-        self.size.answered()
         with self._changes:
             group.asked -= 1
             leaves = group.leaving and not group.asked
@@ -326,23 +332,11 @@ class StudentServing(Serves):
 
     def report(self) -> EngineReport:
         found = self.engine.report()
-        if not (groups := len(self._groups)):
+        if not self._groups:
             return found
-        size, largest = self.size, self.size.largest
         with self._counting:
             answers = dict(self._answers)
-        told = StudentsReport(
-            size.rule,
-            size.together,
-            size.side_by_side,
-            groups,
-            largest,
-            size.of(largest),
-            size.drops,
-            size.additions,
-            answers,
-        )
-        return dataclasses.replace(found, students=told)
+        return dataclasses.replace(found, students=self.size.report(len(self._groups), answers))
 
     def observe(self, observer: BatchObserver) -> None:
         self.engine.observe(observer)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from jpets.config import SizingRule
+from jpets.engine.report import StudentsReport
 
 USUAL_LENGTH = 32.0
 """Tokens of a text while none was answered."""
@@ -59,25 +60,26 @@ class GroupSize:
             self._together = self.rule.together or max(1, together)
             self._note()
 
-    def asked(self) -> None:
-        """A query of a group comes; ``of`` then says how many students answer it. One student is dropped where it fills
-        the buffer. A query that joins an element which waits already makes none longer."""
+    def asked(self, count: int = 1) -> None:
+        """So many queries of groups come together; ``of`` then says how many students answer them. One student is
+        dropped where they fill the buffer. A query that joins an element which waits already makes none longer, and
+        what comes together while nothing runs is no load: there is nobody whom fewer students would help."""
         with self._lock:
             self._grow()
-            before = self._elements
-            self._outstanding += 1
-            fills = self._elements > before and self._full
+            before, idle = self._elements, not self._outstanding
+            self._outstanding += count
+            fills = self._elements > before and self._full and not idle
             if fills and self._dropped < self._largest - 1 and not self.rule.fixed:
                 self._dropped += 1
                 self.drops += 1
                 self._since = math.inf
             self._note()
 
-    def answered(self) -> None:
-        """A query has its answer."""
+    def answered(self, count: int = 1) -> None:
+        """So many queries have their answers."""
         with self._lock:
             self._grow()
-            self._outstanding -= 1
+            self._outstanding -= count
             self._note()
 
     def of(self, students: int) -> int:
@@ -116,6 +118,21 @@ class GroupSize:
         with self._lock:
             self._grow()
             return self._dropped
+
+    def report(self, groups: int, answers: Mapping[int, int]) -> StudentsReport:
+        """The state now, of so many ``groups`` that gave so many ``answers`` by their students."""
+        largest = self.largest
+        return StudentsReport(
+            self.rule,
+            self.together,
+            self.side_by_side,
+            groups,
+            largest,
+            self.of(largest),
+            self.drops,
+            self.additions,
+            answers,
+        )
 
     @property
     def _size(self) -> int:

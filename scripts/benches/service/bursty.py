@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 @dataclasses.dataclass(frozen=True)
 class Burst:
-    """From ``start`` on, ``seconds`` long, at so many times the rate of the day."""
+    """From ``start`` on, ``seconds`` long, at so many times the mean rate of the day without bursts."""
 
     start: float
     seconds: float
@@ -20,7 +20,7 @@ class Burst:
 @dataclasses.dataclass(frozen=True)
 class Day:
     """A day that takes ``seconds``: its rate follows a sine between ``least`` of the mean and what makes the mean
-    ``rate`` (queries a second), and ``bursts`` multiply it."""
+    ``rate`` (queries a second), and ``bursts`` stand out of it."""
 
     seconds: float
     rate: float
@@ -33,7 +33,7 @@ class Day:
         rate = self.rate * (1 + swing)
         for burst in self.bursts:
             inside = (times >= burst.start) & (times < burst.start + burst.seconds)
-            rate = np.where(inside, rate * burst.times, rate)
+            rate = np.where(inside, self.rate * burst.times, rate)
         return rate
 
     def arrivals(self, seed: int) -> Float[np.ndarray, " n"]:

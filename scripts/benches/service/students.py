@@ -10,6 +10,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import jax
@@ -47,6 +48,8 @@ IDLE = 120.0
 """Most seconds with nothing to do between that traffic and what is timed."""
 FEW_MISS = 0.05
 """Share of the batches that may miss their programs when timing begins."""
+STREAM_LOAD, STREAM_SECONDS = 0.5, 20.0
+"""Rate of a stream of texts before anything is timed, as a part of what is reached of texts that come together."""
 TARGET = 3.0
 """Times the median response of an idle server within which 95 % of the answers are to come."""
 
@@ -76,10 +79,12 @@ def started(
     cache: Any,
     seconds: float,
     merged_gb: float = 0.0,
+    traffic: Callable[[StudentServing], None] = lambda serving: None,
 ) -> Iterator[tuple[StudentServing, Mapping[str, float]]]:
     """Whole groups as they are served, after traffic like this until hardly a batch of it misses its program, or for so
-    many seconds, and after a while with nothing to do, in which programs become one function. Then nothing is compiled
-    any more, as it would take cores from the other systems. Yields the server, and what became of the traffic."""
+    many seconds, then other ``traffic``, and after a while with nothing to do, in which programs become one function.
+    Then nothing is compiled any more, as it would take cores from the other systems. Yields the server, and what became
+    of the traffic."""
     slots = max(32, sum(len(task.parts) for task in tasks))
     settings = EngineSettings(slots=slots, merged_memory_gb=merged_gb)
     shapes = [part for task in tasks for part in task.parts]
@@ -94,6 +99,7 @@ def started(
                 serving.infer(some)
             after = engine.report().devices[0]
             missed = (after.fallbacks - before.fallbacks) / (after.batches - before.batches)
+        traffic(serving)
         served = time.monotonic()
         while engine.compiler.waiting and time.monotonic() < served + IDLE:
             time.sleep(STILL)
@@ -161,8 +167,9 @@ def students(
         many = [make_task(small, f"one-of-{number}", most) for number in range(groups)]
         asked = batches([task.id for task in sizes], ids)
         asked += [[Query(task.id, input_ids=ids[at % len(ids)]) for at, task in enumerate(many)]]
+        stream = partial(_stream, tasks=[task.id for task in sizes], ids=ids)
         serving, before[small.name] = stack.enter_context(
-            started(small, [*sizes, *many], asked, cache / "students", warm_up, merged_gb)
+            started(small, [*sizes, *many], asked, cache / "students", warm_up, merged_gb, stream)
         )
         for size, task in enumerate(sizes, 1):
             systems[f"{size} student" + "s" * (size > 1)] = serving, [task.id]
@@ -178,6 +185,16 @@ def students(
         "before": before,
     }  # fmt: skip
     report("students", settings, found, json_out)
+
+
+def _stream(serving: StudentServing, tasks: Sequence[str], ids: Sequence[list[int]]) -> None:
+    """Texts that come one by one, faster than they are answered one by one: batches of a stream are others than those
+    of texts that come together."""
+    for task in tasks:
+        began = time.perf_counter()
+        serving.infer([Query(task, input_ids=own) for own in ids])
+        rate = STREAM_LOAD * len(ids) / (time.perf_counter() - began)
+        _play(serving, task, ids, Day(STREAM_SECONDS, rate).arrivals(1))
 
 
 Systems = dict[str, tuple[StudentServing, Sequence[str]]]
