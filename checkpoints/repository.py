@@ -128,12 +128,13 @@ class Repository:
         activate: bool = True,
         validator: Validator | None = None,
         retain: bool = True,
+        layout: tuple[str, str] | None = None,
     ) -> StoredTask:
         """Stores ``data`` as a new version, even if its content is the same.
 
         ``if_match``: the newest version must be this one (0: there must be none). ``activate=False`` leaves the served
-        version as it is. ``retain=False``: versions that are too old stay until ``retain`` is called. On any error
-        nothing has changed.
+        version as it is. ``retain=False``: versions that are too old stay until ``retain`` is called. ``layout``: what
+        ``keep_layouts`` keeps of it, behind its maker. On any error nothing has changed.
         Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``, ``Saturated``.
         """
         check_id(id)
@@ -154,15 +155,18 @@ class Repository:
             if not self._blobs.exists(digest):
                 self._blobs.put(content)
             version = rows.add(row)
+            if layout is not None:
+                keep_layouts(connection, layout[0], {digest: layout[1]})
             if retain and version > self._keep:
                 rows.retain(self._keep)
         known = {**row, "metadata": json.loads(document)}
         return StoredTask(tenant, id, version, served=activate, **known)  # an active version that is new is the newest
 
-    def retain(self, id: str, tenant: str) -> None:
-        """Forgets the versions of a task that are too old."""
-        with self._catalog.write() as connection:
-            TaskRows(connection, tenant, id).retain(self._keep)
+    def retain(self, id: str, tenant: str, newest: int) -> None:
+        """Forgets the versions of a task that are too old, if it can have some: its ``newest`` one has this number."""
+        if newest > self._keep:
+            with self._catalog.write() as connection:
+                TaskRows(connection, tenant, id).retain(self._keep)
 
     def get(self, id: str, tenant: str = DEFAULT_TENANT, version: int | str | None = None) -> StoredTask:
         """A version by number or alias; by default the served one, or else the newest. Raises ``NotFound``."""
@@ -243,10 +247,9 @@ class Repository:
 
     def tenants(self) -> Sequence[str]:
         """Those that have tasks, in order."""
+        names = sa.select(VERSIONS.c.tenant).distinct().order_by(VERSIONS.c.tenant)
         with self._catalog.read() as connection:
-            return (
-                connection.execute(sa.select(VERSIONS.c.tenant).distinct().order_by(VERSIONS.c.tenant)).scalars().all()
-            )
+            return connection.execute(names).scalars().all()
 
     def private(self) -> Sequence[TaskName]:
         """The names of all tasks of other tenants than the default one."""
@@ -294,10 +297,8 @@ class Repository:
             return TaskRows(connection, tenant, id).before_served()
 
     def rollback(self, id: str, to: int | str | None = None, tenant: str = DEFAULT_TENANT) -> StoredTask:
-        """Serves version ``to``, by default the active one before the served one; newer ones are withdrawn.
-
-        Raises ``NotFound`` if there is no such version.
-        """
+        """Serves version ``to``, by default the active one before the served one; newer ones are withdrawn. Raises
+        ``NotFound`` if there is no such version."""
         return self.rolled_back(id, to, tenant)[0]
 
     def rolled_back(
@@ -392,8 +393,7 @@ class Repository:
         try:
             self._blobs.put(content)
             yield
-        except BaseException:
-            # If this fails too, ``collect`` removes the blob.
+        except BaseException:  # if removing it fails too, ``collect`` does it
             with contextlib.suppress(JpetsError, OSError, sa.exc.SQLAlchemyError), self._catalog.write() as connection:
                 if connection.execute(sa.select(VERSIONS.c.version).where(VERSIONS.c.digest == digest)).first() is None:
                     self._blobs.delete(digest)

@@ -46,6 +46,8 @@ class Result:
     error: JpetsError | None = None
     students: int | None = None
     """How many students of a group made the answer."""
+    version: int | None = None
+    """The version of the task that made it; None for the backbone, and for a task that was added without one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

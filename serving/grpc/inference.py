@@ -10,7 +10,7 @@ from jpets.types import Result
 from serving.grpc.messages import InferResponse, OutputTensor
 from serving.http.body_bounds import Bounds
 from serving.http.settings import ServingSettings
-from serving.protocols.oip.inference import MOST_ID, Asked, Inference, Model
+from serving.protocols.oip.inference import MOST_ID, Asked, Inference
 from serving.protocols.oip.inputs import DATATYPES
 from serving.protocols.oip.tensors import Tensor, datatype_of, raw_of
 
@@ -132,13 +132,13 @@ def _tensors(request: Any) -> list[Tensor]:
     return found
 
 
-def response_of(request: Any, model: Model, asked: Asked, effort: int, results: Sequence[Result]) -> Any:
+def response_of(request: Any, asked: Asked, effort: int, results: Sequence[Result]) -> Any:
     """The answer's message, with raw bytes as Triton's has them. Raises the first row's error."""
     del effort
     arrays = asked.arrays(results)
     return InferResponse(
-        model_name=model.name,
-        model_version=model.version,
+        model_name=asked.model.name,
+        model_version=asked.version(results),
         id=request.id,
         outputs=[
             OutputTensor(name=name, datatype=datatype_of(array), shape=array.shape) for name, array in arrays.items()

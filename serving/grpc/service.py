@@ -175,7 +175,7 @@ class InferenceService:
             model = await find_model(here, request.model_name, request.model_version or None)
             asked = await read_inference(here, model, inference)
             seconds = seconds_of(parameters, left, here.settings)
-            return await answer(here, asked.queries, partial(response_of, request, model, asked), seconds)
+            return await answer(here, asked.queries, partial(response_of, request, asked), seconds)
 
     @contextlib.contextmanager
     def _holding(self, size: int) -> Iterator[None]:

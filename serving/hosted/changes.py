@@ -41,29 +41,26 @@ class Changes:
         Raises ``InvalidTask``, ``UnknownClass``, ``Conflict``, ``OutOfSpace``, ``Saturated``.
         """
         tasks, engine = self._tasks, self._tasks.engine
-        checked: list[LoweredTask] = []
-        storing = contextlib.ExitStack()
-
-        def acceptable(content: bytes | memoryview, stored_id: str) -> Task:
-            del stored_id
-            checked.append(self._checked(engine, content, name))
-            storing.enter_context(self._domain_stays(checked[0].task))
-            return checked[0].task
-
         with tasks.locks.hold(name):
-            with storing:
+            content = map_file(file)
+            lowered = self._checked(engine, content, name)
+            with self._domain_stays(lowered.task):
                 stored = tasks.repository.put(
-                    name.id, map_file(file), tenant=name.tenant, if_match=if_match, validator=acceptable, retain=False
+                    name.id,
+                    content,
+                    tenant=name.tenant,
+                    if_match=if_match,
+                    validator=lambda content, id: lowered.task,  # it was checked by now
+                    retain=False,
+                    layout=tasks.layouts.kept(layout_of(lowered)),
                 )
             try:
-                self._preparations.serve(engine, name, checked[0], stored)
+                self._preparations.serve(engine, name, lowered, stored)
             except BaseException:
                 with told(name, "a version that is not served stays"):  # versions that others added meanwhile do too
                     tasks.repository.discard(name.id, stored.version, name.tenant)
                 raise
-            with told(name, "the next start reads a task to know its layout"):
-                tasks.layouts.keep(stored.digest, layout_of(checked[0]))
-            self._preparations.retain(name)
+            self._preparations.retain(name, stored.version)
             return stored
 
     def rollback(self, name: TaskName, to: int | str | None = None, if_match: int | None = None) -> StoredTask:

@@ -60,29 +60,29 @@ class Following:
                 raise problem
 
     def follow(self, name: TaskName) -> bool:
-        """Tells the engine what the repository holds under ``name`` now. False while this service is changing it."""
+        """Tells the engine what the repository holds under ``name`` now. False while this service is changing it, or
+        reads a new version."""
         return self._tasks.started is not None and self._follow(self._tasks.started, name)
 
-    def bring_up(self, engine: Serves, name: TaskName) -> None:
-        """``follow`` by a caller that holds the task's lock."""
+    def bring_up(self, engine: Serves, name: TaskName) -> bool:
+        """``follow`` by a caller that holds the task's lock. False where it has to be looked at again."""
         tasks, preparations = self._tasks, self._preparations
         known, version = tasks.layouts.known(name), tasks.version(name)
         if known is None:
             preparations.forget(engine, name)
         elif (waits := preparations.get(name)) is not None and waits.version == known.version:
-            return
+            return True
         elif version is not None and name not in tasks.registered:
             log.warning("a stored task has the name of a backbone, which goes before it", extra={"task": name.id})
         elif waits is None or waits.problem is None or version != known.version:  # else an update failed: it is told
             preparations.drop(name)
             if version != known.version:
-                preparations.take(engine, self._with_layout(known))
+                return preparations.take(engine, self._with_layout(known))
+        return True
 
     def _follow(self, engine: Serves, name: TaskName) -> bool:
         with self._tasks.locks.attempt(name) as held:
-            if held:
-                self.bring_up(engine, name)
-            return held
+            return held and self.bring_up(engine, name)
 
     def _with_layout(self, known: Known) -> Known:
         """The task with its layout, which is read where that was not done yet. Without a layout where it cannot be

@@ -66,7 +66,12 @@ class Layouts:
 
     def keep(self, digest: str, layout: Layout) -> None:
         """Stores the layout of a task with a file of this digest."""
-        self._repository.keep_layouts(self._maker, {digest: layout.to_json()})
+        maker, text = self.kept(layout)
+        self._repository.keep_layouts(maker, {digest: text})
+
+    def kept(self, layout: Layout) -> tuple[str, str]:
+        """The maker of layouts, and what is kept of one."""
+        return self._maker, layout.to_json()
 
     def tasks(self, progress: Progress) -> list[Known]:
         """Every served task of the backbone, the most used first."""

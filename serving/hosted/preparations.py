@@ -11,13 +11,17 @@ from typing import NamedTuple
 
 from jpets.engine.interface import Serves
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.errors import JpetsError, OutOfSpace, Preparing, UnknownClass
+from jpets.errors import InvalidTask, JpetsError, NotFound, OutOfSpace, Preparing, UnknownClass
 from jpets.types import Task, TaskName
 from serving.hosted.layout import Known, layout_of
+from serving.hosted.read_ahead import ReadAhead
 from serving.hosted.repository import StoredTask
 from serving.hosted.served import ServedTasks
 
 log = logging.getLogger(__name__)
+
+SOON = 0.2
+"""Seconds that a look for changes waits for a version to be read: most are by then, and others wait behind it."""
 
 
 class Preparation(NamedTuple):
@@ -45,6 +49,7 @@ class Preparations:
     def __init__(self, tasks: ServedTasks, *, growing: bool) -> None:
         self.growing = growing
         self._tasks = tasks
+        self._ahead = ReadAhead(tasks)
         self._waiting: dict[TaskName, Preparation] = {}
         """Tasks that were taken in and wait for their classes, or that failed to get them."""
         self._finishing = ThreadPoolExecutor(1, "jpets-prepare")
@@ -62,6 +67,7 @@ class Preparations:
         """The task is gone. The reason why its classes could not be had is kept."""
         if (waits := self._waiting.get(name)) is not None and waits.problem is None:
             del self._waiting[name]
+        self._ahead.forget(name)
         self._tasks.forget(engine, name)
 
     def serve(self, engine: Serves, name: TaskName, task: LoweredTask, stored: StoredTask) -> None:
@@ -79,25 +85,42 @@ class Preparations:
             self._wait_for(engine, known, engine.prepare(task.classes), own=True)
         else:
             self.drop(name)  # only now: until then an older version is served
+            self._ahead.forget(name)
         self._tasks.registered.add(name)
 
-    def retain(self, name: TaskName) -> None:
+    def retain(self, name: TaskName, newest: int) -> None:
         """Forgets the versions of a task that are too old, unless its newest one waits: an older one is served then."""
         if self.get(name) is None:
             with told(name, "old versions stay until the next upload"):
-                self._tasks.repository.retain(name.id, name.tenant)
+                self._tasks.repository.retain(name.id, name.tenant, newest)
 
-    def take(self, engine: Serves, known: Known) -> None:
-        """A version that others stored: an older version is served until the engine has its classes."""
+    def take(self, engine: Serves, known: Known) -> bool:
+        """A version that others stored: an older version is served until the engine has its classes, and, if it is on
+        the device, until the new one is there. False: it is being read, to be taken a little later.
+
+        Raises what reading it does where it may be read later, as in a storage that does not answer.
+        """
         done = engine.prepare(known.classes or ()) if self.growing else None
         if done is None or done.done():
-            self._register(engine, known)
-        else:
-            self._wait_for(engine, known, done, own=False)
+            return self._replace(engine, known, SOON)
+        self._wait_for(engine, known, done, own=False)
+        return True
 
-    def _register(self, engine: Serves, known: Known) -> None:
+    def _replace(self, engine: Serves, known: Known, patience: float | None) -> bool:
+        """``take`` of a version whose classes are there; waits so many seconds until it is read."""
+        if self._tasks.tier(known.name) == "device":
+            try:
+                lowered = self._ahead.read(engine, known, patience)
+            except (NotFound, InvalidTask, UnknownClass):  # its queries are told so when they ask for it
+                pass
+            else:
+                if lowered is not None:
+                    self._tasks.add(engine, known.name, known.version, lowered)
+                    self._tasks.registered.add(known.name)
+                return lowered is not None
         self._tasks.register(engine, known)
         engine.warm([known.name.id], tenant=known.name.tenant)
+        return True
 
     def add_standard(self, engine: Serves, standard: Callable[[], Sequence[Task]]) -> None:
         """Gives the engine the classes of the usual task shapes, if it is ``growing``; in a thread of its own."""
@@ -130,6 +153,7 @@ class Preparations:
     def close(self) -> None:
         """What waits is not looked at any more."""
         self._finishing.shutdown(wait=False, cancel_futures=True)
+        self._ahead.close()
 
     def _finish(self, engine: Serves, known: Known, problem: BaseException | None, own: bool) -> None:
         name, version = known.name, known.version
@@ -140,12 +164,12 @@ class Preparations:
                 return  # another version came, or it was deleted
             try:
                 if problem is None and not own:
-                    self._register(engine, known)
+                    self._replace(engine, known, None)
                     self.drop(name)
                 elif problem is None:
                     stored = self._tasks.repository.get(name.id, name.tenant, version)
                     self.serve(engine, name, engine.lower_task(self._tasks.read(stored, name)), stored)
-                    self.retain(name)
+                    self.retain(name, version)
             except Exception as error:  # noqa: BLE001 (any error is the answer to the task's queries)
                 problem = error
             if problem is not None and not self._tasks.closing:

@@ -69,11 +69,13 @@ class TaskRepository(Protocol):
         if_match: int | None = None,
         validator: Validator | None = None,
         retain: bool = True,
+        layout: tuple[str, str] | None = None,
     ) -> StoredTask:
         """Stores a new version, which is then the served one. On any error nothing has changed.
 
         ``retain=False``: versions that are too old stay until ``retain`` is called. ``validator`` replaces the
-        repository's own. Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``.
+        repository's own. ``layout``: what ``keep_layouts`` keeps of the file, behind its maker.
+        Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``.
         """
         ...
 
@@ -164,8 +166,8 @@ class TaskRepository(Protocol):
         """The version to which ``rollback`` goes by default. Raises ``NotFound``."""
         ...
 
-    def retain(self, id: str, tenant: str) -> None:
-        """Forgets the versions of a task that are too old."""
+    def retain(self, id: str, tenant: str, newest: int) -> None:
+        """Forgets the versions of a task that are too old, if it can have some: its ``newest`` one has this number."""
         ...
 
     def rolled_back(

@@ -162,7 +162,7 @@ def test_old_versions_stay_until_the_new_one_is_known_to_serve(tmp_path: Path, f
         repository.put("sample", data)
     repository.put("sample", files[2], retain=False)
     assert [stored.version for stored in repository.versions("sample")] == [1, 2, 3]
-    repository.retain("sample", "default")
+    repository.retain("sample", "default", 3)
     assert [stored.version for stored in repository.versions("sample")] == [2, 3]
     repository.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ class Completion:
             if isinstance(result, Again):
                 pending.row = result.row
                 return True
+            if pending.resident is not None and pending.resident.version is not None:
+                result = dataclasses.replace(result, version=pending.resident.version)
             if pending.keep is not None:
                 pending.keep(result)
             result = worded(result, pending.row.passage, pending.row.spelling)

@@ -294,10 +294,10 @@ async def infer(
             raw[each.name] = each.parameters.binary_data
 
     def respond(results: Sequence[Result]) -> Mapping[str, Any] | Response:
-        answer: dict[str, Any] = {"model_name": model, "model_version": found.version}
+        outputs, after = binary.outputs_of(asked.arrays(results), raw)
+        answer: dict[str, Any] = {"model_name": model, "model_version": asked.version(results)}
         if body.id is not None:
             answer["id"] = body.id
-        outputs, after = binary.outputs_of(asked.arrays(results), raw)
         content = {**answer, "outputs": outputs}
         return binary.response(content, after) if after else content
 

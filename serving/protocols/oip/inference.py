@@ -29,6 +29,8 @@ class Model(NamedTuple):
     task: Task | None
     version: str
     vector_size: int
+    is_named_version: bool = False
+    """Whether the request asked for this one."""
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
@@ -60,9 +62,20 @@ class Asked:
     """The queries of a request, and the outputs that their results are to have; ``several``: each is for a task of its
     own."""
 
+    model: Model
     queries: Sequence[Query]
     wanted: Sequence[str]
     several: bool = False
+
+    def version(self, results: Sequence[Result]) -> str:
+        """That of the task which made the results. Raises ``Saturated`` where another one than a named version did, or
+        more than one."""
+        found = {str(result.version) for result in results if result.version is not None}
+        if self.several or not found:
+            return self.model.version
+        if len(found) > 1 or (self.model.is_named_version and found != {self.model.version}):
+            raise Saturated(REPLACED)
+        return found.pop()
 
     def arrays(self, results: Sequence[Result]) -> Mapping[str, Array]:
         """Raises the first row's error, where all are for one task, and ``Saturated`` where that was replaced by
@@ -85,7 +98,7 @@ async def find_model(here: Context, name: str, version: str | None = None) -> Mo
             number, size = str(own.tasks.version(here.named(name))), task.vector_size
     if version not in (None, number):
         raise NotFound(f"model {name[:128]!r} has version {number} loaded, and no other")
-    return Model(name, task, number, size)
+    return Model(name, task, number, size, version is not None)
 
 
 async def read_inference(here: Context, model: Model, asked: Inference) -> Asked:
@@ -104,4 +117,4 @@ async def read_inference(here: Context, model: Model, asked: Inference) -> Asked
     else:
         read = partial(queries_of, asked.tensors, pattern, most)
     queries = await here.aside.do(sum(tensor.values for tensor in asked.tensors), read)
-    return Asked(queries, wanted, several)
+    return Asked(model, queries, wanted, several)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from clients import wait_for_preparations
 from server_pair import Server, Upload
-from support import paused
+from support import paused, wait_until
 
 from checkpoints.repository import Repository
 from jpets.deltas.protocol import ClassKey
-from jpets.errors import OutOfSpace
+from jpets.errors import EngineFailure, OutOfSpace
 from jpets.types import Query, TaskName
 
 
@@ -189,3 +189,59 @@ def test_queries_on_their_way_are_answered_when_their_task_is_deleted_elsewhere(
         second.service.following.refresh()
         assert second.ask("going") == 404
     assert future.result(30).error is None
+
+
+def test_an_old_version_serves_until_one_from_elsewhere_is_read(
+    servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage that is slow, or does not answer, costs the task's queries nothing."""
+    first, second = servers
+    first.put("slow", upload("slow", seed=1))
+    second.service.following.refresh()
+    old, repository, may = second.ask("slow"), second.service.tasks.repository, threading.Event()
+    read, failing = repository.read, [EngineFailure("the storage does not answer")]
+
+    def slow(stored: Any) -> bytes:
+        assert may.wait(30)
+        if failing:
+            raise failing.pop()
+        return read(stored)
+
+    monkeypatch.setattr(repository, "read", slow)
+    first.put("slow", upload("slow", seed=2))
+    for _ in range(2):
+        second.service.following.refresh()
+        assert second.ask("slow") == old
+    may.set()
+    wait_until(lambda: not failing)
+    with pytest.raises(EngineFailure, match="does not answer"):
+        for _ in range(50):  # the first look that finds it read
+            second.service.following.refresh()
+    assert second.ask("slow") == old
+
+    def followed() -> bool:
+        second.service.following.refresh()
+        return bool(second.ask("slow") == first.ask("slow"))
+
+    wait_until(followed)
+    assert second.ask("slow") != old
+    assert second.service.tasks.version(TaskName.of("slow")) == 2
+
+
+def test_a_version_that_is_deleted_while_it_is_read_does_not_come(
+    servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = servers
+    first.put("gone", upload("gone", seed=1))
+    second.service.following.refresh()
+    second.ask("gone")
+    may, read = threading.Event(), second.service.tasks.repository.read
+    monkeypatch.setattr(second.service.tasks.repository, "read", lambda stored: (may.wait(30), read(stored))[1])
+    first.put("gone", upload("gone", seed=2))
+    second.service.following.refresh()
+    first.call("DELETE", "/v1/tasks/gone")
+    second.service.following.refresh()
+    may.set()
+    second.service.following.refresh()
+    assert second.service.tasks.version(TaskName.of("gone")) is None
+    assert not second.service.preparations._ahead._reading
