@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ class Passage:
     """The context among a query's tokens: ``start`` to ``end``, exclusive, at least one.
 
     ``offsets`` [end - start, 2] are the characters of ``text`` that each of its tokens stands for; a query of token ids
-    has neither. They say nothing of words: an answer may begin or end within one.
+    has neither. ``words`` are those of the word that each token is of, as the tokenizer divides text into words; None
+    where it does not.
     """
 
     start: int
@@ -29,17 +31,20 @@ class Passage:
     """Whether the query begins with a special token, on which a model puts what it does not find in the context."""
     text: str | None = None
     offsets: Ints | None = None
+    words: Ints | None = None
 
     @property
     def place(self) -> tuple[int, int, bool]:
         """All that decides which tokens are the answer."""
         return self.start, self.end, self.null
 
-    def answer(self, start: int, end: int) -> Answer | None:
-        """The text of tokens ``start`` to ``end``, exclusive, of the query; None where only their ids are known."""
+    def answer(self, start: int, end: int, *, whole_words: bool = False) -> Answer | None:
+        """The text of tokens ``start`` to ``end``, exclusive, of the query, or that of their words; None where only ids
+        are known."""
         if self.text is None or self.offsets is None:
             return None
-        first, last = int(self.offsets[start - self.start, 0]), int(self.offsets[end - 1 - self.start, 1])
+        own = self.words if whole_words and self.words is not None else self.offsets
+        first, last = int(own[start - self.start, 0]), int(own[end - 1 - self.start, 1])
         return Answer(self.text[first:last], first, last)
 
 
@@ -66,9 +71,22 @@ def passage_of_text(context: Context, text: str, tokens: Encoding, whole: Encodi
             "no token of the context is left to answer with; send a context that is not empty (text_pair, beside the "
             "question as text), or a shorter question"
         )
-    characters = np.array(offsets[inside[0] : inside[-1] + 1], np.int32) - np.int32(first)
-    start = whole.sequence_ids.index(context.sequence) + inside[0]
-    return Passage(start, start + len(characters), whole.sequence_ids[0] is None, context.text, characters)
+    kept = slice(inside[0], inside[-1] + 1)
+    characters = np.array(offsets[kept], np.int32) - np.int32(first)
+    start, null = whole.sequence_ids.index(context.sequence) + inside[0], whole.sequence_ids[0] is None
+    words = _words(characters, tokens.word_ids[kept])
+    return Passage(start, start + len(characters), null, context.text, characters, words)
+
+
+def _words(characters: Ints, numbers: Sequence[int | None]) -> Ints | None:
+    """Of each token the characters from the begin of its word to the end, as far as the context has it."""
+    if None in numbers:
+        return None
+    of = np.array(numbers, np.int64)
+    begins = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]]))
+    ends = np.append(begins[1:], len(of)) - 1
+    each = np.searchsorted(begins, np.arange(len(of)), side="right") - 1
+    return np.stack([characters[begins[each], 0], characters[ends[each], 1]], axis=1)
 
 
 def trimmed(text: str, begin: int, end: int) -> tuple[int, int]:

@@ -73,7 +73,8 @@ class TextEncoder:
         """``skipped`` is a token that takes no position, and the position that stands for its own. With ``tables`` the
         ids of tokens are their rows there."""
         document = json.loads(tokenizer_json)
-        self._side = str((document.get("truncation") or {}).get("direction", "Right")).lower()
+        self.side = str((document.get("truncation") or {}).get("direction", "Right")).lower()
+        """On which texts that are too long are cut, left or right."""
         document["truncation"] = document["padding"] = None
         self.tokenizer = Tokenizer.from_str(json.dumps(document))
         self._cuts = Cuts(json.loads(self.tokenizer.to_str()))
@@ -281,7 +282,7 @@ class TextEncoder:
         if pair is not None and min(a, b) > room and not all(part.whole for part in parts):
             a, b = room + 1 + self._is_longer(text, pair), room + 1  # the longer one gets the odd token
         for part, kept in zip(parts, longest_first(a, b, room), strict=False):
-            part.tokens.truncate(kept, direction=self._side)
+            part.tokens.truncate(kept, direction=self.side)
         return first, second
 
     def _bounded(self, text: str, room: int) -> _Part:
@@ -291,9 +292,9 @@ class TextEncoder:
         """
         size = max(SHORT, LETTERS * room)
         while size < len(text):
-            at = self._cuts.before(text, size) if self._side == "right" else self._cuts.after(text, len(text) - size)
+            at = self._cuts.before(text, size) if self.side == "right" else self._cuts.after(text, len(text) - size)
             if 0 < at < len(text):
-                part, start = (text[:at], 0) if self._side == "right" else (text[at:], at)
+                part, start = (text[:at], 0) if self.side == "right" else (text[at:], at)
                 tokens = self._tokenize(part)
                 if len(tokens) > room:
                     return _Part(tokens, part, start, False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, StrictInt, StrictStr
 
@@ -33,6 +33,8 @@ NO_LENGTH = (1 << 63) - 1
 Text = Annotated[StrictStr, AfterValidator(_unicode)]
 MOST_MODEL = 128
 ModelName = Annotated[Text, Field(max_length=MOST_MODEL)]
+Side = Literal["left", "right", "Left", "Right"]
+"""Of a text that is cut; text-embeddings-inference writes it large, Hugging Face's client small."""
 Int64 = Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)]
 """A whole number that every reader can hold."""
 Item = TypeVar("Item")

@@ -59,8 +59,7 @@ def _item(here: Context, hosted: Hosted) -> BackboneItem:
     item.hidden_size, item.layers = backbone.config.hidden_size, backbone.config.layers
     if hosted.state == "starting":
         item.progress = f"{what} {done}/{total}" if total else what
-    if (engine := hosted.service.started) is not None:
+    if (engine := hosted.service.started) is not None and "admin" in here.asker.scopes:  # they tell of others' tasks
         report = engine.report()
-        item.device_bytes = report.device_bytes
-        item.tasks = report.known if "admin" in here.asker.scopes else None
+        item.device_bytes, item.tasks = report.device_bytes, report.known
     return item

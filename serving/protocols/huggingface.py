@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from jpets.errors import InvalidInput
 from jpets.types import Aggregation, Query, Task
-from serving.http.fields import Int64, Many, Text
+from serving.http.fields import Int64, Many, Side, Text
 from serving.protocols.huggingface_answers import KINDS, Asked, Kind
-from serving.protocols.results import check_length
+from serving.protocols.results import check_length, check_side
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here
 from serving.requests.routes import JSONRoute
@@ -64,10 +64,13 @@ class Parameters(BaseModel):
     max_answer_len: Annotated[Int64, Field(ge=1)] | None = None
     handle_impossible_answer: StrictBool | None = None
     """Whether an empty text may be the answer."""
-    align_to_words: Literal[False] | None = None
-    """Answers may begin or end within a word."""
+    max_question_len: Annotated[Int64, Field(ge=1)] | None = None
+    """Without effect: the pipeline cuts no question either where its tokenizer is a fast one."""
+    align_to_words: StrictBool | None = None
+    """Whether answers are of whole words, which they are unless told otherwise."""
     normalize: StrictBool | None = None
     truncate: StrictBool | None = None
+    truncation_direction: Side | None = None
     prompt_name: Text | None = None
     """Which of the model's prompts stands before each text."""
 
@@ -80,6 +83,7 @@ class HuggingFaceRequest(BaseModel):
     parameters: Parameters | None = None
     normalize: StrictBool | None = None
     truncate: StrictBool | None = None
+    truncation_direction: Side | None = None
     prompt_name: Text | None = None
     dimensions: Annotated[Int64, Field(ge=1)] | None = None
     """So many of the first numbers of each vector, with the length that the whole one had."""
@@ -97,8 +101,7 @@ async def answer(
 ) -> Response:
     """For `InferenceClient(model="http://.../hf/TASK")`: `text_classification`, `zero_shot_classification` (a head with
     a label `entailment`), `token_classification`, `question_answering`, `fill_mask`, `feature_extraction` and
-    `sentence_similarity` (a head for embeddings, or the backbone's own name). An answer to a question may begin or end
-    within a word.
+    `sentence_similarity` (a head for embeddings, or the backbone's own name).
     """
     found = await here.find(task)
     told = body.told()
@@ -108,6 +111,7 @@ async def answer(
         raise InvalidInput(f"parameters.{refused[0]}: {name} takes {sorted(kind.takes)}; leave it out")
     if name == "feature_extraction":
         check_length(here, found, told.get("normalize"))
+        check_side(here, found, told.get("truncation_direction"))
     asked = _asked(found, body, told)
     check_count(max(len(asked.texts), len(told.get("candidate_labels", ()))), here)
     if kind.passage is None or (name == "token_classification" and "stride" not in told):

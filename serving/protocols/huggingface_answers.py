@@ -11,10 +11,10 @@ import numpy as np
 from jpets.engine.results.entities import OUTSIDE, aggregated
 from jpets.engine.results.fills import best_fills, tokens_of
 from jpets.engine.results.numbers import sigmoid, softmax
-from jpets.engine.results.spans import MAX_ANSWER_TOKENS, no_answer
+from jpets.engine.results.spans import best_spans, no_answer
 from jpets.errors import InvalidInput, Saturated, TooLarge
 from jpets.types import Classification, Entity, Fill, Fills, FloatArray, Query, Regression, Result, Span, Task, Tokens
-from serving.protocols.long_texts import answers_of, entities_of
+from serving.protocols.long_texts import entities_of
 from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import all_of, class_names, ranked, scored, shortened, vectors_of
 from serving.requests.windows import Cut
@@ -33,8 +33,8 @@ TEMPLATE = "This example is {}."
 HOLE = "{}"
 MOST_HYPOTHESES = 1 << 22
 """Characters of all labels' hypotheses, which are copies of the template."""
-MOST_ANSWERS = 1000
-"""To a question."""
+MOST_ANSWERS, LONGEST_ANSWER = 1000, 15
+"""To a question, and tokens of one, as the pipeline has them by default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,18 +163,27 @@ def _listed(entities: Sequence[Entity], how: str) -> list[dict[str, Any]]:
 
 
 def _answer(asked: Asked, results: Sequence[Result], windows: Sequence[Cut]) -> Any:
-    """The best answer over all windows of the context; with ``top_k`` above 1 so many of them."""
+    """The best answer over all windows of the context; with ``top_k`` above 1 up to so many of them. Answers of the
+    same words, upper case or not, count as one, with the sum of their scores."""
     (context,) = windows
     count, spans = asked.told.get("top_k", 1), all_of(results, Span)
     if count > MOST_ANSWERS:
         raise InvalidInput(f"parameters.top_k: expected at most {MOST_ANSWERS} answers, found {count}")
-    best = answers_of(context, spans, count, asked.told.get("max_answer_len", MAX_ANSWER_TOKENS))
+    longest, whole = asked.told.get("max_answer_len", LONGEST_ANSWER), asked.told.get("align_to_words", True)
+    passages = [tokens.passage for tokens in context.tokens if tokens.passage is not None]
+    found: dict[str, dict[str, Any]] = {}
+    for span, passage in zip(spans, passages, strict=True):
+        for start, end, score in best_spans(span.logits, passage, 2 * count + 10 if whole else count, longest):
+            answer = passage.answer(start, end, whole_words=whole)
+            assert answer is not None
+            none = {"answer": answer.text, "score": 0.0, "start": answer.start, "end": answer.end}
+            found.setdefault(answer.text.lower(), none)["score"] += score
+    best = [*found.values()]
     if asked.told.get("handle_impossible_answer"):
-        passages = [tokens.passage for tokens in context.tokens if tokens.passage is not None]
         nothing = [no_answer(span.logits, passage) for span, passage in zip(spans, passages, strict=True)]
         best.append({"answer": "", "score": min(1.0, *nothing), "start": 0, "end": 0})
-        best = sorted(best, key=lambda each: -each["score"])[:count]
-    return best[0] if count == 1 else best
+    best = sorted(best, key=lambda each: -each["score"])[:count]
+    return best[0] if len(best) == 1 else best
 
 
 def _embedded(asked: Asked, results: Sequence[Result]) -> list[FloatArray]:
@@ -228,7 +237,15 @@ KINDS: Mapping[Kind, Answering] = {
     "question_answering": Answering(
         "question-answering",
         frozenset(
-            {"align_to_words", "doc_stride", "handle_impossible_answer", "max_answer_len", "max_seq_len", "top_k"}
+            {
+                "align_to_words",
+                "doc_stride",
+                "handle_impossible_answer",
+                "max_answer_len",
+                "max_question_len",
+                "max_seq_len",
+                "top_k",
+            }
         ),
         _texts,
         _answer,
@@ -236,7 +253,7 @@ KINDS: Mapping[Kind, Answering] = {
     ),
     "feature_extraction": Answering(
         "embedding",
-        frozenset({"dimensions", "encoding_format", "normalize", "prompt_name", "truncate"}),
+        frozenset({"dimensions", "encoding_format", "normalize", "prompt_name", "truncate", "truncation_direction"}),
         _texts,
         _embedded,
     ),

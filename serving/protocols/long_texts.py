@@ -10,7 +10,7 @@ import numpy as np
 
 from jpets.engine.results.entities import OUTSIDE, aggregated, of_windows
 from jpets.engine.results.results import DEFAULT_THRESHOLD
-from jpets.engine.results.spans import MAX_ANSWER_TOKENS, best_spans
+from jpets.engine.results.spans import best_span
 from jpets.types import Aggregation, Classification, Entity, Regression, Result, Span, Task, Tokens
 from serving.protocols.results import all_of, scored
 from serving.requests.answers import render
@@ -22,8 +22,7 @@ def render_whole(
 ) -> dict[str, Any]:
     """``render`` of the text that ``windows`` are of. Raises the first window's error, and ``Saturated``."""
     if task.head.type == "question-answering":
-        (best,) = answers_of(windows, all_of(results, Span), 1)
-        return best
+        return best_answer(windows, all_of(results, Span))
     if task.head.type == "token-classification":
         tagged = all_of(results, Tokens)
         found = entities_of(windows, tagged, how)
@@ -68,19 +67,13 @@ def entities_of(
     return of_windows(parts) if len(parts) > 1 else parts[0]
 
 
-def answers_of(
-    windows: Cut, spans: Sequence[Span], count: int, longest: int = MAX_ANSWER_TOKENS
-) -> list[dict[str, Any]]:
-    """The best answers over all windows of a question's context, the best first."""
-    found: dict[tuple[int, int], dict[str, Any]] = {}
+def best_answer(windows: Cut, spans: Sequence[Span]) -> dict[str, Any]:
+    """The best answer over all windows of a question's context."""
+    found: list[dict[str, Any]] = []
     for tokens, result in zip(windows.tokens, spans, strict=True):
         assert tokens.passage is not None
-        for start, end, score in best_spans(result.logits, tokens.passage, count, longest):
-            answer = tokens.passage.answer(start, end)
-            assert answer is not None
-            place = (answer.start, answer.end)
-            if place not in found or found[place]["score"] < score:
-                found[place] = {"answer": answer.text, "score": score, "start": answer.start, "end": answer.end}
-        if len(found) > 4 * count:  # there may be a thousand windows
-            found = dict(sorted(found.items(), key=lambda each: -each[1]["score"])[:count])
-    return sorted(found.values(), key=lambda each: -each["score"])[:count]
+        start, end, score = best_span(result.logits, tokens.passage)
+        answer = tokens.passage.answer(start, end)
+        assert answer is not None
+        found.append({"answer": answer.text, "score": score, "start": answer.start, "end": answer.end})
+    return max(found, key=lambda each: float(each["score"]))

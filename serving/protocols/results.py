@@ -55,6 +55,17 @@ def check_length(here: Context, task: Task | None, unit: bool | None) -> None:
         raise InvalidInput(f"normalize: {whose} vectors have the length 1; leave it out")
 
 
+def check_side(here: Context, task: Task | None, wanted: str | None) -> None:
+    """Raises ``InvalidInput`` where texts that are too long are cut on another side than ``wanted``."""
+    if wanted is None:
+        return
+    name = here.services.first.backbone.name if task is None else task.id
+    with here.services.owning(here.named(name)) as own:
+        side = own.text.side
+    if wanted.lower() != side:
+        raise InvalidInput(f"truncation_direction: this model's texts are cut on the {side}; leave it out")
+
+
 def vectors_of(results: Sequence[Result], unit: bool | None) -> list[FloatArray]:
     """The embeddings, of length 1 if they are to be ``unit`` ones."""
     vectors = (result.embedding for result in all_of(results, Embedding))

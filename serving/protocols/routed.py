@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, StrictBool
 
 from jpets.errors import InvalidInput
-from jpets.types import Classification, Query, Result
+from jpets.types import Classification, Query, Result, Tokens
 from serving.http.fields import Text
 from serving.protocols.classify import ClassifyRequest, classify
 from serving.protocols.results import all_of, ranked
@@ -36,7 +36,8 @@ async def routed(
     request: Request, here: Here, body: Annotated[RoutedRequest | ClassifyRequest, Body(openapi_examples=EXAMPLES)]
 ) -> Response:
     """`inputs`: every label of the default task once, the best first; their scores add up to 1. It is the key's, or
-    else the server's (`--default-task`).
+    else the server's (`--default-task`). Of a task that labels tokens: `spans`, whose `start` and `end` (exclusive)
+    count code points, and `truncated_at`: where a text was cut that `truncate` allowed to be, else null.
     With `model` and `input` the same as `POST /v1/classify`.
     """
     if isinstance(body, ClassifyRequest):
@@ -48,11 +49,34 @@ async def routed(
             "--default-task"
         )
     task = await here.find(name)
+    if task is not None and task.head.type == "token-classification":
+        with here.services.owning(here.named(task.id)) as own:
+            longest = own.longest(task)
+        query = Query(task.id, body.inputs, truncate=body.truncate)
+        return await ask(request, here, [query], lambda results: _spans(body.inputs, results, longest))
     if task is None or task.head.type != "sequence-classification" or task.head.problem != "single-label":
-        raise InvalidInput(f"inputs: the default task {name!r} must give one of several labels, and does not")
+        raise InvalidInput(
+            f"inputs: the default task {name!r} must give one of several labels, or label tokens, and does neither"
+        )
 
     def respond(results: Sequence[Result]) -> list[dict[str, Any]]:
         (result,) = all_of(results, Classification)
         return ranked(result.names, result.probs)
 
     return await ask(request, here, [Query(task.id, body.inputs, truncate=body.truncate)], respond)
+
+
+def _spans(text: str, results: Sequence[Result], longest: int) -> dict[str, Any]:
+    (result,) = all_of(results, Tokens)
+    spans = [
+        {"label": each.label, "score": each.score, "start": each.start, "end": each.end} for each in result.entities
+    ]
+    return {"spans": spans, "truncated_at": _cut(text, result) if result.tokens >= longest else None}
+
+
+def _cut(text: str, result: Tokens) -> int | None:
+    """The code point before which the last token ends, where some of the text behind it was cut off."""
+    assert result.spelling is not None and result.spelling.written is not None
+    own = result.spelling.written.offsets[result.spelling.of_text == 0]
+    end = int(own[:, 1].max()) if len(own) else 0
+    return end if text[end:].strip() else None

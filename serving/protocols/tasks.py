@@ -173,7 +173,7 @@ async def rollback(request: Request, here: Here, id: str, body: RollbackRequest 
         with here.services.changing(name) as own:
             return own.changes.rollback(name, version, expected)
 
-    stored = await asyncio.to_thread(change)
+    stored = await here.turns.change(change)
     return await _answer(here, stored, 200)
 
 
@@ -197,7 +197,7 @@ async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response
         with here.services.changing(name) as own:
             own.changes.delete(name, expected)
 
-    await asyncio.to_thread(change)
+    await here.turns.change(change)
     return Response(status_code=204)
 
 
@@ -263,6 +263,10 @@ async def _received(request: Request, here: Context) -> AsyncIterator[tuple[Path
     Raises ``TooLarge``, ``OutOfSpace``, ``Saturated``, ``ClientGone``.
     """
     folder = here.settings.upload_folder
-    with here.room.upload() as count, space_errors(), tempfile.NamedTemporaryFile(dir=folder, prefix="jpets-") as file:
+    with (
+        here.room.upload(here.asker.tenant) as count,
+        space_errors(),
+        tempfile.NamedTemporaryFile(dir=folder, prefix="jpets-") as file,
+    ):
         size = await receive(request, file, here.settings.max_task_bytes, "a task file", count)
         yield Path(file.name), size

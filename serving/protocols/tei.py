@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from jpets.engine.results.numbers import sigmoid
 from jpets.errors import InvalidInput
 from jpets.types import Classification, FloatArray, Pooling, Query, Regression, Result, Task
-from serving.http.fields import Many, Text
+from serving.http.fields import Many, Side, Text
 from serving.http.responses import FastJSONResponse
 from serving.protocols.relevance import best_first, relevances, scoring_task
-from serving.protocols.results import check_length, class_names, ranked, scored, vectors_of
+from serving.protocols.results import check_length, check_side, class_names, ranked, scored, vectors_of
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here, server_version
 from serving.requests.routes import JSONRoute
@@ -32,6 +32,7 @@ class EmbedRequest(BaseModel):
     normalize: StrictBool | None = None
     """True by default: vectors have the length 1."""
     truncate: StrictBool | None = None
+    truncation_direction: Side | None = None
     prompt_name: Text | None = None
     """Which of the model's prompts stands before each text."""
 
@@ -43,6 +44,7 @@ class PredictRequest(BaseModel):
     inputs: Text | Sequences | Many[Sequences]
     raw_scores: StrictBool = False
     truncate: StrictBool | None = None
+    truncation_direction: Side | None = None
 
 
 class RankRequest(BaseModel):
@@ -52,6 +54,7 @@ class RankRequest(BaseModel):
     raw_scores: StrictBool = False
     return_text: StrictBool = False
     truncate: StrictBool | None = None
+    truncation_direction: Side | None = None
 
 
 @router.post("/embed", response_model=None, summary="Embed texts, as text-embeddings-inference does")
@@ -64,6 +67,7 @@ async def embed(request: Request, here: Here, task: str, body: Annotated[EmbedRe
     check_count(len(texts), here)
     unit = body.normalize is not False
     check_length(here, found, unit)
+    check_side(here, found, body.truncation_direction)
     name = found.id if found else None
     queries = [Query(name, text, truncate=body.truncate, prompt=body.prompt_name) for text in texts]
     return await ask(request, here, queries, lambda results: vectors_of(results, unit))
@@ -80,6 +84,7 @@ async def predict(request: Request, here: Here, task: str, body: Annotated[Predi
     several = not isinstance(given, str) and not (given and isinstance(given[0], str))
     sequences: Sequence[Any] = given if several else [[given] if isinstance(given, str) else given]
     check_count(len(sequences), here)
+    check_side(here, found, body.truncation_direction)
     queries = [Query(found.id, own[0], own[1] if len(own) > 1 else None, truncate=body.truncate) for own in sequences]
 
     def respond(results: Sequence[Result]) -> list[Any]:
@@ -101,6 +106,7 @@ async def rerank(request: Request, here: Here, task: str, body: Annotated[RankRe
     """For a task with one output for a pair of texts: its sigmoid, or with `raw_scores` the output itself."""
     check_count(len(body.texts), here)
     found = await scoring_task(here, task)
+    check_side(here, found, body.truncation_direction)
 
     def respond(results: Sequence[Result]) -> list[dict[str, Any]]:
         scores = relevances(results, raw=body.raw_scores)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,8 +13,6 @@ from jpets.spelling import Spelling, Written
 from jpets.types import Aggregation, Entity, FloatArray, Tokens
 
 OUTSIDE = "O"
-TAG = re.compile(r"^[BIESLU]-")
-"""A prefix that says where in an entity a token stands."""
 
 
 class _Word(NamedTuple):
@@ -137,9 +134,10 @@ def _name(label: str) -> str:
 
 
 def _entity(group: Sequence[_Word], spelling: Spelling, *, whole: bool) -> Entity:
-    """``whole``: a token alone, whose label stays as it is."""
+    """``whole``: a token alone, whose label stays as it is; of another one what follows the first dash, which need not
+    be a tag's, as the pipeline has it."""
     first, last = group[0].first, group[-1].last
-    label = group[0].label if whole else TAG.sub("", group[0].label, count=1)
+    label = group[0].label if whole else group[0].label.split("-", 1)[-1]
     score = float(np.mean([word.score for word in group]))
     found = Entity(label, score, (first, last), in_pair=bool(spelling.of_text[first] == 1))
     if (written := spelling.written) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from jpets.engine.results.entities import aggregated, of_windows
 from jpets.engine.results.numbers import sigmoid, softmax
 from jpets.engine.results.spans import best_spans, no_answer
 from jpets.errors import TooLarge
+from jpets.passage import Passage
 from jpets.tokenizing import Tokens as Encoded
 from jpets.types import Classification, Embedding, Preprocessing, Query, Regression, Span, Tokens
 from serving.app import create_app
@@ -42,9 +44,11 @@ def test_hugging_faces_client_understands_the_answer(
     assert isinstance(span, Span) and span.answer is not None
     with listening(create_app(service)) as url:
         client = huggingface_hub.InferenceClient(model=url + PATH, token="none")
-        found = client.question_answering(QUESTION, CONTEXT)
+        found = client.question_answering(QUESTION, CONTEXT, top_k=1, align_to_words=False, max_answer_len=30)
         assert not isinstance(found, list)
-        again = client.question_answering(QUESTION, CONTEXT, top_k=1, align_to_words=False)
+        again = client.question_answering(
+            QUESTION, CONTEXT, align_to_words=False, max_answer_len=30, max_question_len=64
+        )
         huggingface_hub.close_session()
     assert (found.answer, found.start, found.end) == (span.answer.text, span.answer.start, span.answer.end)
     assert found.answer == CONTEXT[found.start : found.end]
@@ -154,31 +158,69 @@ def windows_of(engine: Engine, question: str | None, size: int, stride: int) -> 
     return engine.text.windows(query, Preprocessing(), size, stride, passage=question is not None)
 
 
+def words_of(passage: Passage, start: int, end: int) -> str:
+    """The words, as the pipeline divides the context, that these tokens are of."""
+    assert passage.text is not None and passage.offsets is not None
+    bounds = [match.span() for match in re.finditer(r"\w+|[^\w\s]", passage.text)]
+    first, last = passage.offsets[start - passage.start, 0], passage.offsets[end - 1 - passage.start, 1]
+    (begin,) = (a for a, b in bounds if a <= first < b)
+    (stop,) = (b for a, b in bounds if a < last <= b)
+    return passage.text[begin:stop]
+
+
+def test_answers_are_of_whole_words_unless_told_otherwise(call: Call, engine: Engine) -> None:
+    """The vocabulary of the tests spells most words in pieces."""
+    passage = engine.text.encode(Query("questions", QUESTION, CONTEXT), Preprocessing(), passage=True).passage
+    (span,) = engine.infer([Query("questions", QUESTION, CONTEXT)])
+    assert isinstance(span, Span) and passage is not None
+    pieces = best_spans(span.logits, passage, 1000, 15)
+    assert any(words_of(passage, start, end) != passage.answer(start, end).text for start, end, _ in pieces)  # type: ignore[union-attr]
+    for whole in (True, False, None):
+        told = {"top_k": 500} if whole is None else {"top_k": 500, "align_to_words": whole}
+        found = call("POST", PATH, json={"inputs": ASKED, "parameters": told}).json()
+        every: dict[str, float] = {}
+        for start, end, score in pieces:
+            cut = passage.answer(start, end)
+            assert cut is not None
+            text = cut.text if whole is False else words_of(passage, start, end)
+            every[text.lower()] = every.get(text.lower(), 0.0) + score
+        assert {each["answer"].lower(): each["score"] for each in found} == pytest.approx(every, rel=1e-3)
+
+
+@pytest.mark.parametrize(("side", "status"), [("right", 200), ("Right", 200), ("left", 422), ("both", 422)])
+def test_texts_are_cut_on_the_side_that_the_model_has(call: Call, side: str, status: int) -> None:
+    for path, body in (
+        ("/hf/vectors", {"inputs": TEXT, "truncation_direction": side}),
+        ("/hf/vectors", {"inputs": TEXT, "parameters": {"truncation_direction": side}}),
+        ("/tei/vectors/embed", {"inputs": TEXT, "truncation_direction": side}),
+        ("/tei/topic/predict", {"inputs": TEXT, "truncation_direction": side}),
+    ):
+        answer = call("POST", path, json=body)
+        assert answer.status_code == status
+        assert status == 200 or "truncation_direction" in answer.text
+
+
 def test_answers_from_a_context_longer_than_a_window(client: Ask, engine: Engine) -> None:
     """The best one over all windows, each of which the engine is asked by its token ids."""
     for size, stride in ((64, None), (40, 8)):
         cut = windows_of(engine, QUESTION, size, min(size // 2, 128) if stride is None else stride)
         assert len(cut) > 2
         asked = [Query("questions", input_ids=own.ids.tolist(), token_type_ids=own.types.tolist()) for own in cut]
-        every: dict[tuple[int, int], float] = {}
+        every: dict[str, list[float]] = {}
         nothing = 1.0
         for own, result in zip(cut, engine.infer(asked), strict=True):
             assert isinstance(result, Span) and own.passage is not None
             nothing = min(nothing, no_answer(result.logits, own.passage))
-            for start, end, score in best_spans(result.logits, own.passage, 10_000):
-                answer = own.passage.answer(start, end)
-                assert answer is not None
-                place = answer.start, answer.end
-                every[place] = max(score, every.get(place, 0.0))
-        best = sorted(every.items(), key=lambda each: -each[1])
+            for start, end, score in best_spans(result.logits, own.passage, 16, 15):  # 2 top_k + 10 of each window
+                words = words_of(own.passage, start, end)
+                every.setdefault(words.lower(), []).append(score)
+        best = sorted(every.items(), key=lambda each: -sum(each[1]))
         more = {} if stride is None else {"doc_stride": stride, "max_seq_len": size}
-        found = client("questions").question_answering(QUESTION, LONG, **more)  # type: ignore[arg-type]
-        assert not isinstance(found, list)
-        assert (found.start, found.end) == best[0][0] and found.score == pytest.approx(best[0][1], rel=1e-3)
-        assert found.answer == LONG[found.start : found.end]
         body = {"inputs": {"question": QUESTION, "context": LONG}, "parameters": {"top_k": 3, **more}}
         several = httpx.post(client("questions").model, json=body).json()  # type: ignore[arg-type]
-        assert [each["score"] for each in several] == pytest.approx([score for _, score in best[:3]], rel=1e-3)
+        assert [each["score"] for each in several] == pytest.approx([sum(scores) for _, scores in best[:3]], rel=1e-3)
+        assert [each["answer"].lower() for each in several] == [words for words, _ in best[:3]]
+        assert all(each["answer"] == LONG[each["start"] : each["end"]] for each in several)
         body["parameters"] = {"top_k": 1000, "max_answer_len": 1, "handle_impossible_answer": True, **more}
         all_of_them = httpx.post(client("questions").model, json=body).json()  # type: ignore[arg-type]
         (empty,) = [each for each in all_of_them if not each["answer"]]

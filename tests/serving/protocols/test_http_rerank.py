@@ -8,7 +8,7 @@ from clients import Call, client_of
 
 from jpets.engine.engine import Engine
 from jpets.engine.results.numbers import sigmoid
-from jpets.types import Classification, Embedding, Query, Regression
+from jpets.types import Classification, Embedding, Query, Regression, Tokens
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
 
@@ -150,7 +150,6 @@ def test_a_text_without_a_task_goes_to_the_default_one(service: Service, engine:
     assert named["data"][0]["label"] == topic.label
     for settings, body, part in (
         (ServingSettings(), {"inputs": QUERY}, "--default-task"),
-        (ServingSettings(default_task="names"), {"inputs": QUERY}, "one of several labels"),
         (ServingSettings(default_task="tags"), {"inputs": QUERY}, "one of several labels"),
         (ServingSettings(default_task="topic"), {"inputs": " "}, "empty"),
     ):
@@ -158,3 +157,22 @@ def test_a_text_without_a_task_goes_to_the_default_one(service: Service, engine:
         assert answer.status_code == 422 and part in answer.json()["error"]["message"]
     gone = client_of(service, ServingSettings(default_task="nobody"))("POST", "/classify", json={"inputs": QUERY})
     assert gone.status_code == 404
+
+
+def test_a_default_task_that_labels_tokens_gives_spans(service: Service, engine: Engine) -> None:
+    """In code points, also behind an emoji; and where a text was cut that was allowed to be."""
+    text = "\U0001f600 Anna plays chess in the library"
+    (tagged,) = engine.infer([Query("names", text)])
+    assert isinstance(tagged, Tokens) and tagged.entities
+    call = client_of(service, ServingSettings(default_task="names"))
+    found = call("POST", "/classify", json={"inputs": text}).json()
+    assert found["truncated_at"] is None
+    assert [(own["label"], own["start"], own["end"]) for own in found["spans"]] == [
+        (own.label, own.start, own.end) for own in tagged.entities
+    ]
+    long = " ".join(["chess"] * 600)
+    refused = call("POST", "/classify", json={"inputs": long})
+    assert refused.status_code == 422 and "truncation" in refused.json()["error"]["message"]
+    cut = call("POST", "/classify", json={"inputs": long, "truncate": True}).json()
+    assert 0 < cut["truncated_at"] < len(long) and (cut["truncated_at"] + 1) % len("chess ") == 0
+    assert all(own["end"] <= cut["truncated_at"] for own in cut["spans"])
