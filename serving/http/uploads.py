@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import mmap
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from fastapi import Request
 
 from jpets.errors import Saturated, TooLarge, UnsupportedMedia
 from jpets.free_memory import return_free_memory
+from jpets.types import DEFAULT_TENANT
 from serving.http.errors import ClientGone
 from serving.http.fields import declared_length
 
@@ -35,6 +37,8 @@ THREADS = 4
 """Files that are checked at once."""
 FILES = 64
 """Files that may be on their way: each has a buffer and an open file."""
+SHARE = 1 / 4
+"""Part of them that one tenant may have, apart from the default one."""
 FULL = "too many files are on their way; try again"
 
 
@@ -44,12 +48,16 @@ class Room:
 
     def __init__(self, bytes: int = 2 << 30, files: int = FILES) -> None:
         self._most_bytes, self._most_files = bytes, files
-        self._bytes = self._files = 0
+        self._bytes = 0
+        self._files = Counter[str]()
+        """By tenant."""
 
     @contextlib.contextmanager
-    def upload(self) -> Iterator[Callable[[int], None]]:
-        """What counts the bytes of one more file as they come. Raises ``Saturated``, as it does."""
-        if self._files >= self._most_files:
+    def upload(self, tenant: str = DEFAULT_TENANT) -> Iterator[Callable[[int], None]]:
+        """What counts the bytes of one more file of the tenant as they come; a tenant that sends many leaves places to
+        others. Raises ``Saturated``, as it does."""
+        share = self._most_files if tenant == DEFAULT_TENANT else max(1, int(self._most_files * SHARE))
+        if self._files.total() >= self._most_files or self._files[tenant] >= share:
             raise Saturated(FULL)
         own = 0
 
@@ -60,17 +68,18 @@ class Room:
             own += size
             self._bytes += size
 
-        self._files += 1
+        self._files[tenant] += 1
         try:
             yield count
         finally:
-            self._files -= 1
+            self._files[tenant] -= 1
             self._bytes -= own
+            self._files += Counter()  # forgets tenants without any
 
 
 class Turns:
-    """Checks files in threads of their own, so that no read of a task waits for uploads: one large file at a time, and
-    small ones at any time."""
+    """Checks files, and changes tasks and keys, in threads of its own, so that no read of a task waits for them: one
+    large file at a time, and small ones at any time."""
 
     def __init__(self) -> None:
         self._large = asyncio.Lock()
@@ -79,7 +88,11 @@ class Turns:
     async def check(self, size: int, work: Callable[[], T]) -> T:
         """``work()`` on a file of this many bytes, when its turn comes."""
         async with self._turn(size):
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            return await self.change(work)
+
+    async def change(self, work: Callable[[], T]) -> T:
+        """``work()``, a change that may wait for the catalogue: the threads that look tasks up wait for nothing."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     @contextlib.asynccontextmanager
     async def _turn(self, size: int) -> AsyncIterator[None]:

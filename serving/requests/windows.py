@@ -33,8 +33,8 @@ async def in_windows(
     """The windows of each query's text, or of its pair's second one, which hold ``size`` tokens, by default as many as
     the task takes, and share ``stride`` of them. ``passage``: of a question's context.
 
-    Raises ``InvalidInput``, ``InputTooLong``, and ``TooLarge`` as soon as there are more windows than a request may
-    have inputs.
+    Raises ``InvalidInput``, ``InputTooLong``, ``OverQuota``, and ``TooLarge`` as soon as there are more windows than a
+    request may have inputs.
     """
 
     def cut_all() -> list[Cut]:
@@ -44,6 +44,7 @@ async def in_windows(
             found.append(_cut(here, task, query, size, stride, passage=passage, most=most - made))
         return found
 
+    here.asker.allowance.check(queries)
     most = here.settings.max_inputs
     effort = sum(len(query.text or "") + len(query.text_pair or "") for query in queries)
     return await here.aside.do(effort, cut_all)

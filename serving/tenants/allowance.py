@@ -29,12 +29,15 @@ class Bucket:
     def take(self, count: float) -> float:
         """0 where it is taken, else the seconds until it could be. What is more than the bucket holds is taken from a
         full one, which then is in debt."""
+        if not (wait := self.wait(count)):
+            self._level -= count
+        return wait
+
+    def wait(self, count: float) -> float:
+        """What ``take`` would return; nothing is taken."""
         now = self._clock()
         self._level, self._at = min(self._full, self._level + self._rate * (now - self._at)), now
-        if self._level >= (needed := min(count, self._full)):
-            self._level -= count
-            return 0.0
-        return (needed - self._level) / self._rate
+        return max(0.0, min(count, self._full) - self._level) / self._rate
 
     def give(self, count: float) -> None:
         """Gives back what was not used; less than 0 takes more."""
@@ -56,6 +59,12 @@ class Allowance:
         if self._requests is not None and (wait := self._requests.take(1)):
             raise OverQuota(f"over {self.limits.requests_per_minute:g} requests a minute; send fewer", wait)
 
+    def check(self, queries: Sequence[Query]) -> None:
+        """Raises ``OverQuota`` where their tokens, by their texts' lengths, would be too many now: before long texts
+        are tokenised, which takes time even where none is computed."""
+        if self._tokens is not None and (wait := self._tokens.wait(sum(map(_about, queries)))):
+            raise self._too_many(wait)
+
     def queries(self, queries: Sequence[Query], longest: int) -> int:
         """Counts their tokens before they are known, by their texts' lengths and at most ``longest`` each; returns how
         many. Raises ``OverQuota``."""
@@ -63,8 +72,11 @@ class Allowance:
             return 0
         count = sum(min(longest, _about(query)) for query in queries)
         if wait := self._tokens.take(count):
-            raise OverQuota(f"over {self.limits.tokens_per_minute:g} tokens a minute; send fewer", wait)
+            raise self._too_many(wait)
         return count
+
+    def _too_many(self, wait: float) -> OverQuota:
+        return OverQuota(f"over {self.limits.tokens_per_minute:g} tokens a minute; send fewer", wait)
 
     def settle(self, counted: int, results: Sequence[Result]) -> None:
         """Replaces what ``queries`` counted by the tokens that were computed: each student of a group computes them."""

@@ -71,6 +71,8 @@ GPU = (
     Measurement("runtimes-bert-base", ("runtimes", "--warm-up", "20")),
     Measurement("paging-bert-base", ("paging", "--backbone", "bert-base", "--tasks", "1500", "--slots", "127")),
     Measurement("layerwise-bert-base", ("layerwise",)),
+    Measurement("students-minilm", ("students", "--warm-up", "60", "--rounds", "5", "--day", "30")),
+    Measurement("hierarchical-bert-base", ("hierarchical",)),
     Measurement(
         "batching-bert-base",
         ("batching", "--backbone", "bert-base", "--queries", "256", "--policies", POLICIES),

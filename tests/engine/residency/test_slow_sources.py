@@ -75,7 +75,7 @@ def test_a_task_that_is_removed_while_it_is_read(paged: Callable[..., Engine], s
     engine = paged()
     register(engine, slow, "slow")
     (gone,) = engine.submit([Query("slow", TEXT)])
-    wait_until(lambda: slow.begun, 30)
+    wait_until(lambda: bool(slow.begun), 30)
     engine.remove_task("slow")
     slow.go.set()
     assert isinstance(gone.result(30).error, NotFound)
@@ -87,7 +87,7 @@ def test_a_version_that_comes_while_the_last_one_is_read(paged: Callable[..., En
     engine = paged()
     register(engine, slow, "task-3", 7)
     (first,) = engine.submit([Query("task-3", TEXT)])
-    wait_until(lambda: slow.begun, 30)
+    wait_until(lambda: bool(slow.begun), 30)
     engine.register_task("task-3", loader(engine, TASKS[3]), version=2)
     (second,) = engine.submit([Query("task-3", TEXT)])
     slow.go.set()
@@ -108,7 +108,7 @@ def test_a_read_that_fails_late(paged: Callable[..., Engine], slow: Slow) -> Non
 
     engine.register_task("broken", broken)
     (told,) = engine.submit([Query("broken", TEXT)])
-    wait_until(lambda: slow.begun, 30)
+    wait_until(lambda: bool(slow.begun), 30)
     check_answers(engine, [1, 2])
     slow.go.set()
     error = told.result(30).error
@@ -132,7 +132,7 @@ def test_an_engine_closes_while_a_task_is_read(paged: Callable[..., Engine], slo
     engine = paged()
     register(engine, slow, "slow")
     (told,) = engine.submit([Query("slow", TEXT)])
-    wait_until(lambda: slow.begun, 30)
+    wait_until(lambda: bool(slow.begun), 30)
     began = time.monotonic()
     engine.close()
     assert time.monotonic() < began + 10, "closing waits for no source"

@@ -147,6 +147,14 @@ def test_one_upload_may_take_all_room() -> None:
             second(1)
         with pytest.raises(Saturated), room.upload():
             pass
+    several = Room(10, files=8)
+    with contextlib.ExitStack() as stack:
+        for tenant in ("one", "one", "another"):
+            stack.enter_context(several.upload(tenant))
+        with pytest.raises(Saturated):
+            stack.enter_context(several.upload("one"))
+    with several.upload("one"), several.upload("one"):
+        pass
     with room.upload() as alone:
         alone(11)
 

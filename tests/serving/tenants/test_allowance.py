@@ -86,3 +86,18 @@ def test_without_limits_nothing_is_counted() -> None:
     assert allowance.queries([Query("a", "x" * 10_000)], 512) == 0
     limited = Allowance(Limits(tokens_per_minute=3000), Clock())
     assert limited.queries([Query("a", "x" * 10_000)], 64) == 64, "no task computes more"
+
+
+def test_a_look_takes_nothing_and_says_what_would_be_refused() -> None:
+    """Before long texts are tokenised, whose windows are counted later."""
+    clock = Clock()
+    allowance = Allowance(Limits(tokens_per_minute=600), clock)
+    long = [Query("a", "word " * 100_000)]
+    for _ in range(3):
+        allowance.check(long)
+    assert allowance.queries(long, 20) == 20
+    with pytest.raises(OverQuota, match="600 tokens"):
+        allowance.check(long)
+    clock.now += 60
+    allowance.check(long)
+    Allowance().check(long)
