@@ -37,6 +37,8 @@ STUDENT_METHOD = "lora"
 STUDENT_SETTINGS: Mapping[str, Any] = {"rank": 64}
 """What makes one student of the shallow backbone by default, beside the method's usual settings."""
 PRUNING = "pruning"
+LESSONS = "teacher"
+"""Of a group's folder the one with what the teacher said."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +100,9 @@ def train_group(
     every += augmented(every, Thesaurus(backbone), plan.copies, plan.training.seed) if plan.copies else []
     recipe = first_stage(method, settings, config, dict(backbone.params), 1, plan.training.seed).recipe
     student = Student(split(config), dict(backbone.params), recipe, text)
-    kept = folder / "teacher" if folder is not None else None
-    texts, judged = (_texts(some, text, rule, teacher, kept) for some in (every, held_out))
+    if folder is not None:
+        teacher = teacher.keeping(folder / LESSONS)
+    texts, judged = (_texts(some, text, rule, teacher) for some in (every, held_out))
     with _keepers(folder, backbone.fingerprint, plan, method, settings, texts, judged) as keeper:
         ensemble = boost(
             student,
@@ -166,11 +169,9 @@ def group_scores(task: Task, backbone: LoadedBackbone, examples: Sequence[Exampl
     return [scores(task.head, task.labels, list(each), rows.targets, limits) for each in logits]
 
 
-def _texts(
-    examples: Sequence[Example], text: TextEncoder, rule: Preprocessing, teacher: Teacher, kept: Path | None
-) -> Texts:
+def _texts(examples: Sequence[Example], text: TextEncoder, rule: Preprocessing, teacher: Teacher) -> Texts:
     tokens = [text.encode(Query(None, each.plain, each.text_pair), rule) for each in examples]
-    return Texts(tokens, teacher.lessons(examples, kept))
+    return Texts(tokens, teacher.lessons(examples))
 
 
 def _logits(student: Student, pruned: Pruned, tokens: Sequence[Tokens]) -> list[list[Float[np.ndarray, " c"]]]:
@@ -217,6 +218,8 @@ def train_at_depth(
     """``train_group`` on the shallowest of some backbones whose first student reaches enough of the teacher's score
     (``depth.smallest_depth``), or on the deepest of them. Backbones of more than a quarter of the teacher's layers
     (two of a small one) are left out where there are others."""
+    if folder is not None:
+        teacher = teacher.keeping(folder / LESSONS)
     most = deepest(teacher.layers)
     by_depth = sorted(backbones, key=lambda each: each.config.layers)
     by_depth = [own for own in by_depth if own.config.layers <= most] or by_depth[:1]

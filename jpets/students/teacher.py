@@ -5,6 +5,7 @@ Axes: n texts, d the teacher's hidden size, c outputs of its head.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,11 +51,15 @@ def check_teacher(head: Head) -> None:
 
 
 class Teacher:
-    """A task over its backbone: one of deltas, or of a backbone that was fine-tuned for it (then without deltas)."""
+    """A task over its backbone: one of deltas, or of a backbone that was fine-tuned for it (then without deltas).
 
-    def __init__(self, task: Task, backbone: LoadedBackbone) -> None:
+    ``kept`` is a folder for what it says of texts, so that several groups that learn from it ask once; without one,
+    each keeps that in its own.
+    """
+
+    def __init__(self, task: Task, backbone: LoadedBackbone, kept: Path | None = None) -> None:
         check_teacher(task.head)
-        self.task = task
+        self.task, self.kept = task, kept
         self._params = dict(backbone.params)
         self._text = text_encoder(backbone, task_lead(task))
         self._folded = fold_pooler(task, backbone.config, self._params)
@@ -62,9 +67,18 @@ class Teacher:
         self.layers = backbone.config.layers
         self._predictor = Predictor(split(backbone.config), self._text, self._folded.head, self._folded.deltas)
 
-    def lessons(self, examples: Sequence[Example], kept: Path | None = None) -> Lessons:
-        """What the teacher says of texts. ``kept`` is a folder where it is kept: the same teacher is not asked again
-        for the same texts. Raises ``InvalidInput`` for texts that the task does not take."""
+    def keeping(self, kept: Path) -> Teacher:
+        """The same teacher with a folder, unless it has one."""
+        if self.kept is not None:
+            return self
+        own = copy.copy(self)
+        own.kept = kept
+        return own
+
+    def lessons(self, examples: Sequence[Example]) -> Lessons:
+        """What the teacher says of texts; with a folder, it is not asked again for the same ones. Raises
+        ``InvalidInput`` for texts that the task does not take."""
+        kept = self.kept
         path = kept / f"lessons-{self._name(examples)}.safetensors" if kept is not None else None
         if path is not None and path.exists():
             return Lessons(**load_file(path))

@@ -97,7 +97,8 @@ def fine_tuned(
         write_task(dataclasses.replace(result.task, backbone=BackboneRef.of(own)), folder.with_suffix(".safetensors"))
         write_native(own, folder)
     own = load_backbone(folder, name)
-    return Teacher(read_task(folder.with_suffix(".safetensors"), config=own.config, backbone=own.ref()), own)
+    kept = folder.with_suffix(".lessons")
+    return Teacher(read_task(folder.with_suffix(".safetensors"), config=own.config, backbone=own.ref()), own, kept)
 
 
 def more_texts(packages: Sequence[Described], data: Data, count: int, seed: int) -> list[Example]:

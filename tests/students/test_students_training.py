@@ -261,3 +261,5 @@ def test_the_shallowest_backbone_that_is_enough_is_taken(tmp_path: Path) -> None
     first = train_group("g", shallow(layers=1), teacher, examples(16), judged, plan, settings=SETTINGS, max_length=16)
     enough = first.scores[0]["accuracy"] >= 0.95 * teacher.scores(judged)["accuracy"]
     assert found.task.backbone.layers == (1 if enough else 2)
+    assert len(list((tmp_path / "teacher").iterdir())) == 2, "the teacher was asked once for each set of texts"
+    assert not list(tmp_path.glob("*/**/teacher"))
