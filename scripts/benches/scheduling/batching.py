@@ -99,8 +99,8 @@ def batching(
     default settings and in the programs that they have made for such traffic. Batches of both have the same limits.
     """
     set_xla_flags()
-    own = with_batch_limits(EngineSettings(), jax.default_backend(), ())
-    max_rows, max_tokens = max_rows or own.max_batch_rows, max_tokens or own.max_batch_tokens
+    asked = EngineSettings(max_batch_rows=max_rows, max_batch_tokens=max_tokens)
+    own = with_batch_limits(asked, jax.default_backend(), ())
     loaded = random_backbone(backbone)
     made = random_tasks(loaded, methods.split(","), tasks)
     runner = PlanRunner(loaded, made)
@@ -109,8 +109,8 @@ def batching(
     task = np.random.default_rng(2).integers(0, tasks, queries)
     queue = Queue.of(drawn, task, [kinds.index(runner.kinds[t]) for t in task])
     longest = int(drawn.max())
-    limits = Limits(max_rows, max(max_tokens, -(-longest // 8) * 8), longest)
-    costs = Costs(read_profile(profile, runner, max_tokens), limits, kinds)
+    limits = Limits(own.max_batch_rows, max(own.max_batch_tokens, -(-longest // 8) * 8), longest)
+    costs = Costs(read_profile(profile, runner, own.max_batch_tokens), limits, kinds)
     rows = runner.rows(drawn.tolist(), task.tolist())
 
     prepared, plans, planning = prepare_policies(runner, rows, queue, window, costs, policies.split(","))
