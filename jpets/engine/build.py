@@ -25,6 +25,7 @@ from jpets.engine.costs.batch_limits import with_batch_limits
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.idle_measurement import IdleMeasurement
 from jpets.engine.costs.live_profile import LiveProfile, figures_file
+from jpets.engine.costs.pace import Pace
 from jpets.engine.device.classes import class_slots
 from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, held, tree_bytes
 from jpets.engine.device.replica import Replica
@@ -266,6 +267,7 @@ def _compilation(
     common = dataclasses.replace(family, operators=family.operators.within(()))  # trials find more at later starts
     name = folder / "costs" / store.family_name(common)
     costs = CostTable(name.with_suffix(".json"), family, lambda: replica.family.operators)
+    costs.pace = Pace(lambda: replica.programs)
     profile = LiveProfile(replica, costs, frame.figures)
     programs = Programs(replica, store, costs, liveness.wait)
     room = ProgramMemory(replica, (settings.program_memory_mb or usual_programs_mb()) << 20, memory)

@@ -306,6 +306,7 @@ class Engine(Serves):
     ) -> None:
         del place  # there is one device
         self._adder.add(task, tenant, version, load)
+        self.residency.wake()  # queries may wait for an older version, which is being read
 
     def adopt(
         self,
@@ -322,6 +323,7 @@ class Engine(Serves):
         Raises ``OutOfSpace``, ``Saturated``; then nothing changed.
         """
         self._adder.adopt(loaded, tenant, version, load=load, cost=cost, pinned=pinned)
+        self.residency.wake()
 
     def export(self, id: str, *, tenant: str = DEFAULT_TENANT) -> LoadedTask | None:
         """The task for ``take_in`` and ``adopt`` of another engine of the same classes, still on this one's device;
@@ -365,3 +367,4 @@ class Engine(Serves):
 
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
         self.residency.host.drop(self.tasks.remove(tenant, task))
+        self.residency.wake()

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +94,16 @@ def build_table(
     dtype: DType = "float32",
     batch: int = BATCH,
     report: Progress = lambda what, done, of: None,
+    named: Container[str] = (),
 ) -> Path:
     """The path of the table of these n-grams in ``folder``. A killed build goes on where it had made sure of its work,
-    and one that had finished is not done again.
+    and one that had finished is not done again. Tables that are ``named`` in a tree are left as they are: servers map
+    them.
 
     Raises ``Conflict`` while another process builds it, ``OutOfSpace``.
     """
     info = table_info(layers, digest, kept_as)
-    if (path := finished(folder, info, keys)) is not None:
-        if time.time() - path.stat().st_mtime > STALE_SECONDS / 2:
-            os.utime(path)  # what no tree names goes when it is old
+    if (path := finished(folder, info, keys)) is not None and (path.stem in named or _made_young(path)):
         return path
     writer = TableWriter(folder, info, keys)
     try:
@@ -118,6 +119,18 @@ def build_table(
         return writer.finish()
     finally:
         writer.close()
+
+
+def _made_young(path: Path) -> bool:
+    """Whether the file is there, and stays for a while: what no tree names goes when it is old."""
+    try:
+        if time.time() - path.stat().st_mtime > STALE_SECONDS / 2:
+            os.utime(path)
+    except FileNotFoundError:  # another process swept it just now
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
 
 
 def _flat(params: Any, prefix: str = "") -> dict[str, Any]:

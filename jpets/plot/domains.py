@@ -144,6 +144,7 @@ class DomainTables:
         try:
             self._view = self._opened(Tree.read(self.folder), self._view)
             self._plan_again()
+            self._patient_until = -math.inf
         finally:
             self._stamp = stamp
 
@@ -276,7 +277,7 @@ class DomainTables:
                     continue
                 if old.domain.is_overwritten:
                     continue
-                lookups[name] = old
+                lookups[name] = lookups[None].of_domain(old.domain)
                 first[old.domain.name] = before.first[old.domain.name]
         self._placed = {name: own for name, own in self._placed.items() if name in first}
         return _View(tree, MappingProxyType(lookups), MappingProxyType(problems), MappingProxyType(first))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 
 from jpets.engine.interface import Serves
 from jpets.errors import JpetsError
 from jpets.types import Progress, TaskName
 from serving.hosted.layout import Known
-from serving.hosted.preparations import Preparations
+from serving.hosted.preparations import SOON, Preparations
 from serving.hosted.served import ServedTasks
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class Following:
         """Tasks that have to be looked at."""
         self._refreshing = threading.Lock()
         tasks.follow = self.follow
+        preparations.again = self._again
 
     def begin(self, progress: Progress) -> list[Known]:
         """Every task of the repository, the most used first; ``refresh`` looks at what changed since."""
@@ -49,9 +51,10 @@ class Following:
             self._changed.update(dict.fromkeys(changed))
             self._seen = number
             problem: Exception | None = None
+            until = time.monotonic() + SOON
             for name in list(self._changed):
                 try:
-                    done = self._follow(engine, name)
+                    done = self._follow(engine, name, until)
                 except Exception as error:  # noqa: BLE001 (of one task: the others' changes are seen all the same)
                     done, problem = False, error
                 if done:
@@ -62,10 +65,12 @@ class Following:
     def follow(self, name: TaskName) -> bool:
         """Tells the engine what the repository holds under ``name`` now. False while this service is changing it, or
         reads a new version."""
-        return self._tasks.started is not None and self._follow(self._tasks.started, name)
+        until = time.monotonic() + SOON
+        return self._tasks.started is not None and self._follow(self._tasks.started, name, until)
 
-    def bring_up(self, engine: Serves, name: TaskName) -> bool:
-        """``follow`` by a caller that holds the task's lock. False where it has to be looked at again."""
+    def bring_up(self, engine: Serves, name: TaskName, until: float = 0.0) -> bool:
+        """``follow`` by a caller that holds the task's lock, and waits for a version to be read until then
+        (``time.monotonic``). False where it has to be looked at again."""
         tasks, preparations = self._tasks, self._preparations
         known, version = tasks.layouts.known(name), tasks.version(name)
         if known is None:
@@ -77,12 +82,17 @@ class Following:
         elif waits is None or waits.problem is None or version != known.version:  # else an update failed: it is told
             preparations.drop(name)
             if version != known.version:
-                return preparations.take(engine, self._with_layout(known))
+                return preparations.take(engine, self._with_layout(known), until)
+            preparations.not_read(name)
         return True
 
-    def _follow(self, engine: Serves, name: TaskName) -> bool:
+    def _follow(self, engine: Serves, name: TaskName, until: float) -> bool:
         with self._tasks.locks.attempt(name) as held:
-            return held and self.bring_up(engine, name)
+            return held and self.bring_up(engine, name, until)
+
+    def _again(self, name: TaskName) -> None:
+        with self._refreshing:
+            self._changed[name] = None
 
     def _with_layout(self, known: Known) -> Known:
         """The task with its layout, which is read where that was not done yet. Without a layout where it cannot be

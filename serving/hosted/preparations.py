@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from serving.hosted.served import ServedTasks
 log = logging.getLogger(__name__)
 
 SOON = 0.2
-"""Seconds that a look for changes waits for a version to be read: most are by then, and others wait behind it."""
+"""Seconds that a look for changes waits for versions to be read, all of them together."""
 
 
 class Preparation(NamedTuple):
@@ -50,6 +51,8 @@ class Preparations:
         self.growing = growing
         self._tasks = tasks
         self._ahead = ReadAhead(tasks)
+        self.again: Callable[[TaskName], None] = lambda name: None
+        """Is told of a version of others that has to be looked at again."""
         self._waiting: dict[TaskName, Preparation] = {}
         """Tasks that were taken in and wait for their classes, or that failed to get them."""
         self._finishing = ThreadPoolExecutor(1, "jpets-prepare")
@@ -94,33 +97,47 @@ class Preparations:
             with told(name, "old versions stay until the next upload"):
                 self._tasks.repository.retain(name.id, name.tenant, newest)
 
-    def take(self, engine: Serves, known: Known) -> bool:
+    def take(self, engine: Serves, known: Known, until: float) -> bool:
         """A version that others stored: an older version is served until the engine has its classes, and, if it is on
-        the device, until the new one is there. False: it is being read, to be taken a little later.
-
-        Raises what reading it does where it may be read later, as in a storage that does not answer.
-        """
+        the device, until the new one is read, which is waited for until then (``time.monotonic``). False where it has
+        to be taken later."""
         done = engine.prepare(known.classes or ()) if self.growing else None
         if done is None or done.done():
-            return self._replace(engine, known, SOON)
+            return self._replace(engine, known, until)
+        self.not_read(known.name)
         self._wait_for(engine, known, done, own=False)
         return True
 
-    def _replace(self, engine: Serves, known: Known, patience: float | None) -> bool:
-        """``take`` of a version whose classes are there; waits so many seconds until it is read."""
-        if self._tasks.tier(known.name) == "device":
-            try:
-                lowered = self._ahead.read(engine, known, patience)
-            except (NotFound, InvalidTask, UnknownClass):  # its queries are told so when they ask for it
-                pass
-            else:
-                if lowered is not None:
-                    self._tasks.add(engine, known.name, known.version, lowered)
-                    self._tasks.registered.add(known.name)
-                return lowered is not None
+    def not_read(self, name: TaskName) -> None:
+        """No version of others is to be read for the task."""
+        self._ahead.forget(name)
+
+    def _replace(self, engine: Serves, known: Known, until: float) -> bool:
+        """``take`` of a version whose classes are there."""
+        name = known.name
+        if self._tasks.tier(name) == "device":
+            with contextlib.suppress(NotFound, InvalidTask, UnknownClass, OutOfSpace, Preparing):  # queries are told
+                lowered = self._read(engine, known, until)
+                if lowered is None:
+                    return False
+                self._tasks.add(engine, name, known.version, lowered)
+                self._tasks.registered.add(name)
+                return True
+        self.not_read(name)
         self._tasks.register(engine, known)
-        engine.warm([known.name.id], tenant=known.name.tenant)
+        engine.warm([name.id], tenant=name.tenant)
         return True
+
+    def _read(self, engine: Serves, known: Known, until: float) -> LoweredTask | None:
+        """None where it is not read yet, and where the storage does not give it now: then it is read again."""
+        try:
+            return self._ahead.read(engine, known, until)
+        except (InvalidTask, NotFound, UnknownClass):
+            raise
+        except Exception as error:  # noqa: BLE001 (a storage that is away comes back)
+            why = error.message if isinstance(error, JpetsError) else type(error).__name__
+            log.warning("a new version cannot be read yet", extra={"task": known.name.id, "why": why})
+            return None
 
     def add_standard(self, engine: Serves, standard: Callable[[], Sequence[Task]]) -> None:
         """Gives the engine the classes of the usual task shapes, if it is ``growing``; in a thread of its own."""
@@ -164,8 +181,10 @@ class Preparations:
                 return  # another version came, or it was deleted
             try:
                 if problem is None and not own:
-                    self._replace(engine, known, None)
+                    taken = self._replace(engine, known, time.monotonic() + SOON)
                     self.drop(name)
+                    if not taken:
+                        self.again(name)
                 elif problem is None:
                     stored = self._tasks.repository.get(name.id, name.tenant, version)
                     self.serve(engine, name, engine.lower_task(self._tasks.read(stored, name)), stored)

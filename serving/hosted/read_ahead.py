@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
 
 from jpets.engine.interface import Serves
+from jpets.engine.residency.readers import Readers
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.types import TaskName
 from serving.hosted.layout import Known
 from serving.hosted.served import ServedTasks
 
-READERS = 4
-"""Versions that are read at once: a storage that is slow for one keeps no other waiting."""
+AT_ONCE = 16
+"""Versions that are read, or were and wait to be taken: each holds a whole task."""
 
 
 class ReadAhead:
@@ -20,18 +24,20 @@ class ReadAhead:
     def __init__(self, tasks: ServedTasks) -> None:
         self._tasks = tasks
         self._reading: dict[TaskName, tuple[int, Future[LoweredTask]]] = {}
-        self._readers = ThreadPoolExecutor(READERS, "jpets-versions")
+        self._readers: Readers | None = None
 
-    def read(self, engine: Serves, known: Known, patience: float | None) -> LoweredTask | None:
-        """The version, as the engine takes it; None where it is still being read after ``patience`` seconds, of which
-        none are spent while others are read too. Raises what reading it does."""
+    def read(self, engine: Serves, known: Known, until: float) -> LoweredTask | None:
+        """The version, as the engine takes it; None where it is not read by then (``time.monotonic``), or has to wait
+        for others. Raises what reading it does."""
         version, done = self._reading.get(known.name, (None, None))
         if done is None or version != known.version:
-            done = self._readers.submit(self._read, engine, known)
+            self.forget(known.name)
+            if len(self._reading) >= AT_ONCE:
+                return None
+            done = Future()
             self._reading[known.name] = known.version, done
-        if patience is not None and len(self._reading) > READERS:
-            patience = 0.0
-        if not wait([done], patience).done:
+            self._threads.submit(partial(_into, done, partial(self._read, engine, known)))
+        if not wait([done], max(0.0, until - time.monotonic())).done:
             return None
         self.forget(known.name)
         return done.result()
@@ -41,9 +47,24 @@ class ReadAhead:
         self._reading.pop(name, None)
 
     def close(self) -> None:
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        if self._readers is not None:
+            self._readers.close()
+
+    @property
+    def _threads(self) -> Readers:
+        if self._readers is None:
+            self._readers = Readers()
+            self._readers.start()
+        return self._readers
 
     def _read(self, engine: Serves, known: Known) -> LoweredTask:
         name = known.name
         stored = self._tasks.repository.get(name.id, name.tenant, known.version)
         return engine.lower_task(self._tasks.read(stored, name))
+
+
+def _into(done: Future[LoweredTask], read: Callable[[], LoweredTask]) -> None:
+    try:
+        done.set_result(read())
+    except BaseException as error:  # noqa: BLE001 (it is for who waits)
+        done.set_exception(error)

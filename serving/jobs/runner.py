@@ -305,7 +305,8 @@ class JobRunner:
                 log.exception("what a job made cannot be published", extra={"job": job.id})
                 failures += 1
                 if failures == self._attempts:
-                    why = f"what it made could not be published ({type(error).__name__}), and is in the job's folder"
+                    where = ", and is in the job's folder" if job.has_made_files else ""
+                    why = f"what it made could not be published ({type(error).__name__}){where}"
                     job.finish("failed", problem=f"{why}; the server's log has the details", kept=True)
                     return
                 job.change(publishing=again)

@@ -72,7 +72,7 @@ def _delete(services: Services, jobs: Jobs, name: str, backbone: str | None) -> 
     service = _service(services, backbone)
     if service.backbone.tables is None:
         raise NotFound(f"backbone {service.backbone.name!r} has no tables")
-    with jobs.without_domain(service.backbone.name, name), service.tasks.domains:
+    with service.tasks.domains, jobs.without_domain(service.backbone.name, name):
         if count := tasks_of_domains(services)[service.backbone.fingerprint, name.partition("@")[0]]:
             raise Conflict(f"{count} tasks use domain {name!r}; delete them first")
         service.backbone.tables.remove(name)

@@ -111,7 +111,7 @@ async def answer(
         raise InvalidInput(f"parameters.{refused[0]}: {name} takes {sorted(kind.takes)}; leave it out")
     if name == "feature_extraction":
         check_length(here, found, told.get("normalize"))
-        check_side(here, found, told.get("truncation_direction"))
+        await check_side(here, found, told.get("truncation_direction"))
     asked = _asked(found, body, told)
     check_count(max(len(asked.texts), len(told.get("candidate_labels", ()))), here)
     if kind.passage is None or (name == "token_classification" and "stride" not in told):

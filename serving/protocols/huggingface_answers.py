@@ -35,6 +35,8 @@ MOST_HYPOTHESES = 1 << 22
 """Characters of all labels' hypotheses, which are copies of the template."""
 MOST_ANSWERS, LONGEST_ANSWER = 1000, 15
 """To a question, and tokens of one, as the pipeline has them by default."""
+KEPT_ANSWERS = 32 * MOST_ANSWERS
+"""Different answers that are held while windows are looked at."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +146,10 @@ def _tokens(asked: Asked, results: Sequence[Result], windows: Sequence[Cut] = ()
     tagged = all_of(results, Tokens)
     how, ignored = asked.told.get("aggregation_strategy", "simple"), asked.told.get("ignore_labels", [OUTSIDE])
     if not windows:
-        each = [_listed(aggregated(result, how, ignored), how) for result in tagged]
+        each = [_listed(aggregated(result, how, ignored, cut=True), how) for result in tagged]
         return each[0] if asked.alone else each
     left = iter(tagged)
-    each = [_listed(entities_of(own, [next(left) for _ in own.tokens], how, ignored), how) for own in windows]
+    each = [_listed(entities_of(own, [next(left) for _ in own.tokens], how, ignored, cut=True), how) for own in windows]
     return each[0] if asked.alone else each
 
 
@@ -178,6 +180,9 @@ def _answer(asked: Asked, results: Sequence[Result], windows: Sequence[Cut]) -> 
             assert answer is not None
             none = {"answer": answer.text, "score": 0.0, "start": answer.start, "end": answer.end}
             found.setdefault(answer.text.lower(), none)["score"] += score
+        if len(found) > KEPT_ANSWERS:  # there may be a thousand windows
+            kept = sorted(found.items(), key=lambda each: -each[1]["score"])[: KEPT_ANSWERS // 2]
+            found = dict(kept)
     best = [*found.values()]
     if asked.told.get("handle_impossible_answer"):
         nothing = [no_answer(span.logits, passage) for span, passage in zip(spans, passages, strict=True)]

@@ -57,11 +57,16 @@ def averaged(task: Task, results: Sequence[Classification | Regression]) -> Clas
 
 
 def entities_of(
-    windows: Cut, tagged: Sequence[Tokens], how: Aggregation, ignored: Sequence[str] = (OUTSIDE,)
+    windows: Cut,
+    tagged: Sequence[Tokens],
+    how: Aggregation,
+    ignored: Sequence[str] = (OUTSIDE,),
+    *,
+    cut: bool = False,
 ) -> Sequence[Entity]:
-    """Of entities of neighbouring windows that overlap, the longer one stays."""
+    """``aggregated`` over windows; of entities of neighbouring ones that overlap, the longer one stays."""
     parts = [
-        aggregated(dataclasses.replace(result, spelling=tokens.spelling), how, ignored, anew=True)
+        aggregated(dataclasses.replace(result, spelling=tokens.spelling), how, ignored, anew=True, cut=cut)
         for tokens, result in zip(windows.tokens, tagged, strict=True)
     ]
     return of_windows(parts) if len(parts) > 1 else parts[0]

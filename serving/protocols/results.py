@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -55,13 +56,13 @@ def check_length(here: Context, task: Task | None, unit: bool | None) -> None:
         raise InvalidInput(f"normalize: {whose} vectors have the length 1; leave it out")
 
 
-def check_side(here: Context, task: Task | None, wanted: str | None) -> None:
+async def check_side(here: Context, task: Task | None, wanted: str | None) -> None:
     """Raises ``InvalidInput`` where texts that are too long are cut on another side than ``wanted``."""
     if wanted is None:
         return
     name = here.services.first.backbone.name if task is None else task.id
     with here.services.owning(here.named(name)) as own:
-        side = own.text.side
+        side = (await asyncio.to_thread(lambda: own.text)).side  # reading a tokenizer takes a while
     if wanted.lower() != side:
         raise InvalidInput(f"truncation_direction: this model's texts are cut on the {side}; leave it out")
 

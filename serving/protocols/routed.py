@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, StrictBool
 
 from jpets.errors import InvalidInput
+from jpets.tokenizing import TextEncoder
 from jpets.types import Classification, Query, Result, Tokens
 from serving.http.fields import Text
 from serving.protocols.classify import ClassifyRequest, classify
@@ -24,6 +26,9 @@ EXAMPLES = {
     "by a task": {"value": {"model": "sentiment", "input": ["what a lovely day"]}},
 }
 
+LOOKED_AT = 4096
+"""Characters of a part that was cut off in which a token is looked for."""
+
 
 class RoutedRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -37,7 +42,8 @@ async def routed(
 ) -> Response:
     """`inputs`: every label of the default task once, the best first; their scores add up to 1. It is the key's, or
     else the server's (`--default-task`). Of a task that labels tokens: `spans`, whose `start` and `end` (exclusive)
-    count code points, and `truncated_at`: where a text was cut that `truncate` allowed to be, else null.
+    count code points, and `truncated_at`: where a text was cut that is too long (by `truncate`,
+    or the task's own rule), else null.
     With `model` and `input` the same as `POST /v1/classify`.
     """
     if isinstance(body, ClassifyRequest):
@@ -51,9 +57,9 @@ async def routed(
     task = await here.find(name)
     if task is not None and task.head.type == "token-classification":
         with here.services.owning(here.named(task.id)) as own:
-            longest = own.longest(task)
+            encoder = await asyncio.to_thread(lambda: own.text)
         query = Query(task.id, body.inputs, truncate=body.truncate)
-        return await ask(request, here, [query], lambda results: _spans(body.inputs, results, longest))
+        return await ask(request, here, [query], lambda results: _spans(body.inputs, results, encoder))
     if task is None or task.head.type != "sequence-classification" or task.head.problem != "single-label":
         raise InvalidInput(
             f"inputs: the default task {name!r} must give one of several labels, or label tokens, and does neither"
@@ -66,17 +72,27 @@ async def routed(
     return await ask(request, here, [Query(task.id, body.inputs, truncate=body.truncate)], respond)
 
 
-def _spans(text: str, results: Sequence[Result], longest: int) -> dict[str, Any]:
+def _spans(text: str, results: Sequence[Result], encoder: TextEncoder) -> dict[str, Any]:
     (result,) = all_of(results, Tokens)
     spans = [
         {"label": each.label, "score": each.score, "start": each.start, "end": each.end} for each in result.entities
     ]
-    return {"spans": spans, "truncated_at": _cut(text, result) if result.tokens >= longest else None}
+    return {"spans": spans, "truncated_at": _cut(text, result, encoder)}
 
 
-def _cut(text: str, result: Tokens) -> int | None:
-    """The code point before which the last token ends, where some of the text behind it was cut off."""
+def _cut(text: str, result: Tokens, encoder: TextEncoder) -> int | None:
+    """The code point where the text's tokens end, or begin where models are cut on the left, if there are some beyond
+    it."""
     assert result.spelling is not None and result.spelling.written is not None
     own = result.spelling.written.offsets[result.spelling.of_text == 0]
-    end = int(own[:, 1].max()) if len(own) else 0
-    return end if text[end:].strip() else None
+    if not len(own):
+        return 0 if _has_tokens(text, encoder) else None
+    begin, end = int(own[:, 0].min()), int(own[:, 1].max())
+    if _has_tokens(text[end:], encoder):
+        return end
+    return begin if _has_tokens(text[:begin], encoder) else None
+
+
+def _has_tokens(text: str, encoder: TextEncoder) -> bool:
+    """Some characters, as a byte order mark, are no token: they are not missed."""
+    return bool(text.strip() and encoder.tokenizer.encode(text[:LOOKED_AT], add_special_tokens=False).ids)

@@ -67,7 +67,7 @@ async def embed(request: Request, here: Here, task: str, body: Annotated[EmbedRe
     check_count(len(texts), here)
     unit = body.normalize is not False
     check_length(here, found, unit)
-    check_side(here, found, body.truncation_direction)
+    await check_side(here, found, body.truncation_direction)
     name = found.id if found else None
     queries = [Query(name, text, truncate=body.truncate, prompt=body.prompt_name) for text in texts]
     return await ask(request, here, queries, lambda results: vectors_of(results, unit))
@@ -84,7 +84,7 @@ async def predict(request: Request, here: Here, task: str, body: Annotated[Predi
     several = not isinstance(given, str) and not (given and isinstance(given[0], str))
     sequences: Sequence[Any] = given if several else [[given] if isinstance(given, str) else given]
     check_count(len(sequences), here)
-    check_side(here, found, body.truncation_direction)
+    await check_side(here, found, body.truncation_direction)
     queries = [Query(found.id, own[0], own[1] if len(own) > 1 else None, truncate=body.truncate) for own in sequences]
 
     def respond(results: Sequence[Result]) -> list[Any]:
@@ -106,7 +106,7 @@ async def rerank(request: Request, here: Here, task: str, body: Annotated[RankRe
     """For a task with one output for a pair of texts: its sigmoid, or with `raw_scores` the output itself."""
     check_count(len(body.texts), here)
     found = await scoring_task(here, task)
-    check_side(here, found, body.truncation_direction)
+    await check_side(here, found, body.truncation_direction)
 
     def respond(results: Sequence[Result]) -> list[dict[str, Any]]:
         scores = relevances(results, raw=body.raw_scores)

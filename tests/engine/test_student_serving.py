@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,9 +17,8 @@ from jpets.config import SizingRule
 from jpets.engine.batch.bucket import Variant, lone_buckets
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import ProgramKey, compile_program
-from jpets.engine.students.combining import combined, when_all
 from jpets.engine.students.serving import StudentServing
-from jpets.errors import InvalidTask, NotFinite, NotFound, Saturated, UnknownClass
+from jpets.errors import InvalidTask, NotFound, Saturated, UnknownClass
 from jpets.scheduling.costs.measured_profile import MOST_BESIDE
 from jpets.types import Classification, Embedding, Failure, Query, Result, Task, TaskName
 
@@ -254,38 +253,6 @@ def test_a_full_queue_takes_the_first_students(serving: Callable[..., StudentSer
     assert {own.students for own in smaller.infer(queries)} == {1}
 
 
-def result(vector: Sequence[float] | None) -> Result:
-    if vector is None:
-        return Failure(task="m", tokens=3, error=NotFinite("no number"))
-    return Embedding(task="m", tokens=3, embedding=np.asarray(vector, np.float32))
-
-
-def test_sums_stop_at_the_first_student_without_a_vector() -> None:
-    task = group_task()
-    outline = dataclasses.replace(task, deltas=())
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(0, 1, (3, 64)).astype(np.float32)
-    whole = combined("group", outline, [result(own) for own in vectors])
-    part = combined("group", outline, [result(vectors[0]), result(None), result(vectors[2])])
-    one = combined("group", outline, [result(vectors[0])])
-    assert (whole.students, part.students, one.students) == (3, 1, 1)
-    np.testing.assert_array_equal(logits_of(part), logits_of(one))
-    assert isinstance(combined("group", None, [result(None), result(vectors[1])]).error, NotFinite)
-
-
-def test_cancelling_a_query_cancels_its_students() -> None:
-    parts: list[Future[Result]] = [Future(), Future()]
-    whole = when_all(parts, lambda found: found[0])
-    assert whole.cancel() and all(part.cancelled() for part in parts)
-    parts = [Future(), Future()]
-    whole = when_all(parts, lambda found: found[-1])
-    parts[1].set_result(result([1.0]))
-    assert not whole.done()
-    parts[0].set_result(result([2.0]))
-    found = whole.result(1)
-    assert isinstance(found, Embedding) and found.embedding == [1.0]
-
-
 def test_a_group_computes_as_many_texts_as_the_device_is_profiled_for(
     serving: Callable[..., StudentServing], own_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,12 +336,16 @@ def test_an_answer_names_the_version_that_made_it(serving: Callable[..., Student
     assert {own.version for own in asked(engine, "group")} == {7}
 
 
-def test_a_request_that_is_refused_is_no_load(serving: Callable[..., StudentServing]) -> None:
+def test_a_request_that_is_refused_is_no_load(
+    serving: Callable[..., StudentServing], own_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = serving(SizingRule(groups=1, together=1))
     engine.add_task(group_task())
-    for _ in range(3):
-        with pytest.raises(AttributeError):
-            engine.submit([Query("group", TEXTS[0]), None])  # type: ignore[list-item]
+    with monkeypatch.context() as full:
+        full.setattr(own_engine, "submit", mock.Mock(side_effect=Saturated("the queue is full")))
+        for _ in range(3):
+            with pytest.raises(Saturated):
+                engine.submit([Query("group", text) for text in TEXTS])
     assert engine.size._outstanding == 0 and engine.size.drops == 0
     assert asked(engine, "group")[0].students == 3
 

@@ -228,8 +228,16 @@ def build_domain(
             losses = first_and_last(each)
         _check_finite(losses, lower)
         digest = write_layers(folder / PLOT / LAYERS, lower)
+        named = {own.table for own in (tree.root, *tree.domains.values())}
         table = build_table(
-            folder / PLOT / TABLES, layers, lower, digest, keys, kept_as=tree.kept_as, report=making.report
+            folder / PLOT / TABLES,
+            layers,
+            lower,
+            digest,
+            keys,
+            kept_as=tree.kept_as,
+            report=making.report,
+            named=named,
         )
     return Made(Branch(table.stem, digest, _details(making, examples, keys)), losses)
 

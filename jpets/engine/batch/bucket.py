@@ -281,7 +281,7 @@ def lone_buckets(rows: int, longest: int) -> list[Bucket]:
     """Padded rows for one text alone: one row, for lengths up to ``LONE_LENGTHS``, then up to ``rows`` of it at once,
     for shorter ones."""
     powers = (2**power for power in range(rows.bit_length()) if 2**power < rows)
-    sizes = sorted({rows, *range(1, min(rows, EACH_ROWS)), *powers})
+    sizes = sorted({rows, *range(1, min(rows, EACH_ROWS + 1)), *powers})
     lengths = [[length for length in LONE_STEPS if length <= min(longest, most)] for most in LONE_LENGTHS]
     return [Bucket(n * length, ((n, length),)) for n in sizes for length in lengths[n > 1]]
 

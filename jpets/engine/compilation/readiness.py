@@ -52,7 +52,7 @@ class Programs:
         if program is None:
             program = self._compile(self._replica.family, key)
             seconds = measure(self._replica, program, repeats)
-        program.seconds = seconds if known is None else known
+        program.seconds = program.expected = seconds if known is None else known
         self._costs.set(key, program.seconds)
         self._replica.add_program(program)
 
@@ -74,7 +74,8 @@ class Programs:
 
     def add(self, program: Program) -> None:
         """A program that comes while queries are served runs once beside their batches before it gets its own."""
-        program.seconds = program.expected = self._costs.estimate(program.key)
+        program.expected = self._costs.estimate(program.key)
+        program.seconds = program.expected * self._costs.pace.now  # as it was wanted by
         self._try_out(program)
         self._replica.add_program(program)
 

@@ -103,7 +103,9 @@ class Wanted:
 def _might_take(key: ProgramKey, other: ProgramKey) -> bool:
     """Whether batches that miss the ``other`` program could run in the one of ``key``, which is as large and has all
     their classes."""
-    if not other.bucket.tokens <= key.bucket.tokens <= LARGER * other.bucket.tokens:
+    own_bucket, their_bucket = key.bucket, other.bucket
+    larger = their_bucket.tokens <= own_bucket.tokens <= LARGER * their_bucket.tokens
+    if key.trunk != other.trunk or not larger or own_bucket.longest < their_bucket.longest:
         return False
     own, theirs = key.variant, other.variant
     return own.replaced == theirs.replaced and own.has_room({each: theirs.level(each) for each in theirs.classes()})

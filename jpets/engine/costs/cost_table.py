@@ -19,6 +19,7 @@ from jpets.engine.batch.assembly import Assembled
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Row
+from jpets.engine.costs.pace import SETTLED, Pace
 from jpets.engine.costs.shared_file import SharedFile
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.network import Network
@@ -26,8 +27,6 @@ from jpets.engine.programs.program import Family, Program, ProgramKey
 
 HABIT = 0.1
 """Weight of the latest batch in the cost of its program."""
-SETTLED = 20
-"""Batches after which a program's time is known, whatever it was estimated at."""
 FORGETTING = 0.01
 """Part of what a program takes above its best by which each batch raises that: not all slowness passes."""
 SURPRISE = 2.0
@@ -52,6 +51,7 @@ class CostTable:
         self._file = SharedFile(path, _parsed, _written)
         self._network = family.network
         self._operators = operators or (lambda: family.operators)
+        self.pace = Pace()
         self._seconds: dict[str, float] = {}
         self._timed: dict[ProgramKey, float] = {}
         """Programs whose times estimates rest on."""

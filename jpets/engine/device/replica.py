@@ -41,7 +41,10 @@ class Generation(NamedTuple):
 
 class Replica:
     """``mesh`` places every array. ``inputs`` are the network's, or the workload's, which say what empty places of a
-    batch hold."""
+    batch hold.
+
+    It has more than 20 methods, as whatever touches a device goes through its one owner.
+    """
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from jpets.engine.batch.bucket import FULL, LEVELS, Variant
 from jpets.engine.batch.rows import Row
-from jpets.engine.costs.cost_table import SETTLED
+from jpets.engine.costs.pace import SETTLED
 from jpets.engine.device.replica import Replica
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.needs import Needs

@@ -56,7 +56,7 @@ class Planner:
         compiling: Compiling | None = None,
     ) -> None:
         self.ready = ReadyPrograms(replica)
-        self._predictions = Predictions(costs, profile, lambda: replica.programs)
+        self._predictions = Predictions(costs, profile)
         self._placer = Placer(replica, self._predictions, menu, compiling)
         self._flood = FloodGuard(self.ready, settings.flood_stretch, settings.max_batch_rows)
         self._pricing = Pricing(lambda: profile.current, settings.max_batch_rows)

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jpets.engine.batch.row_table import RowTable
 from jpets.engine.batch.rows import Row
-from jpets.engine.costs.cost_table import SETTLED, CostTable
+from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.delta_costs import heavy_tokens
 from jpets.engine.costs.live_profile import LiveProfile
 from jpets.engine.programs.program import Program, ProgramKey
 
-MOST_PACE = 4.0
-"""Times as slow or as fast as expected that programs are taken to be at most."""
-PACE_SECONDS = 1.0
-"""Seconds between looks at that."""
-
 
 class Predictions:
-    """``costs`` are programs' costs; ``profile`` has the costs that heavy rows add; ``ready`` gives the programs that
-    batches run in."""
+    """``costs`` are programs' costs; ``profile`` has the costs that heavy rows add."""
 
-    def __init__(
-        self, costs: CostTable, profile: LiveProfile, ready: Callable[[], Sequence[Program]] = lambda: ()
-    ) -> None:
+    def __init__(self, costs: CostTable, profile: LiveProfile) -> None:
         self._costs = costs
         self._profile = profile
-        self._ready = ready
-        self._pace, self._pace_until = 1.0, 0.0
 
     def added(self, rows: Sequence[Row]) -> float:
         """Time that the heavy deltas of these rows add to a program's."""
@@ -49,18 +37,7 @@ class Predictions:
 
     def estimate(self, key: ProgramKey) -> float:
         """Time of a program that may never have run, as fast as the machine is now."""
-        return self._costs.estimate(key) * self.pace
-
-    @property
-    def pace(self) -> float:
-        """How many times as long programs take now as they were expected to when they came: the median of those that
-        have run often. Other work on the machine makes all of them slower; by figures of a quiet one, each that was
-        never tried would look faster than those that run."""
-        if (now := time.monotonic()) >= self._pace_until:
-            known = [p.seconds / p.expected for p in self._ready() if p.followed >= SETTLED and p.expected > 0]
-            self._pace = min(MOST_PACE, max(1 / MOST_PACE, statistics.median(known))) if known else 1.0
-            self._pace_until = now + PACE_SECONDS
-        return self._pace
+        return self._costs.estimate(key) * self._costs.pace.now
 
     def ran(self, table: RowTable, program: Program, seconds: float) -> None:
         """Learns from a batch what its program costs, and what its heavy rows add."""

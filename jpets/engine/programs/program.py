@@ -183,6 +183,7 @@ class Program:
         """Takes the code of another program of its key, from the next batch on."""
         self.stored_bytes, self.mappings = other.stored_bytes, other.mappings
         former, self.compiled = self.compiled, other.compiled
+        self.expected = 0.0  # it was that of the former code
         self.__dict__.pop("memory", None)
         del former  # its code goes, which takes a while, when all else is exchanged
 

@@ -78,6 +78,11 @@ class Delivery:
         size = sum(self.coming.values()) + sum(coming.loaded.nbytes for coming in batch)
         return len(self.coming) + len(batch) < COMING and size <= self._most_bytes
 
+    def begin(self, entry: Entry, size: int) -> None:
+        """A task of so many bytes, about, is being read. However large it is, others have room beside it: its source
+        may be slow, and its bytes are not here yet."""
+        self.coming[entry] = int(min(size, max(1.0, self._most_bytes / COMING)))
+
     def stage(self, batch: Sequence[Coming]) -> None:
         """Makes the owner thread write these between two batches; then they are in ``arrived``."""
         failures: dict[Entry, Exception] = {}

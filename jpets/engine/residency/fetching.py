@@ -76,7 +76,7 @@ class Fetcher:
             slots = self._tasks.slots.reserve(entry.keys, entry.tenant, evict=evict)
         loaded = self.host.get(entry, turn)
         if loaded is None:
-            self._delivery.coming[entry] = self._size(entry.keys)
+            self._delivery.begin(entry, self._size(entry.keys))
             self.readers.submit(partial(self._read, entry, turn, slots, evict))
             return None
         self._delivery.counts["host"] += 1
@@ -95,9 +95,13 @@ class Fetcher:
                 yield entry, None
                 continue
             self._delivery.counts["load"] += 1
-            entry.cost = done.seconds + loaded.nbytes / BYTES_PER_SECOND
-            if not self._tasks.known(entry):  # it was removed meanwhile
+            if not (known := self._tasks.known(entry)):  # it was removed meanwhile
                 self.host.drop(entry)
+            if not known or entry.turn != done.turn:  # nobody waits for it, and no other task has to leave
+                self._tasks.slots.release(done.slots)
+                yield entry, None
+                continue
+            entry.cost = done.seconds + loaded.nbytes / BYTES_PER_SECOND
             try:
                 yield entry, self._with_slots(entry, done.turn, done.slots, loaded, done.evict)
             except OutOfSpace:  # its classes were not known; the next look knows them

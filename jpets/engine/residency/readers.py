@@ -24,20 +24,30 @@ class Readers:
         self._changed = threading.Condition()
         self._next = threading.Lock()
         """Held by the thread that reads next; the others sleep (leader and followers: Schmidt et al. 2000)."""
-        self._reading = 0
+        self._latest: Callable[[], None] | None = None
+        """The latest reading, while it lasts, and when it began."""
         self._began = 0.0
-        """When the latest reading began."""
         self._closed = False
+        self.on_none_waiting: Callable[[], None] = lambda: None
+        """Called by a thread that takes the last task which waited."""
+        self._threads = [
+            threading.Thread(target=self._work, name=f"jpets-read-{number}", daemon=True) for number in range(READERS)
+        ]
 
     def start(self) -> None:
-        for number in range(READERS):
-            threading.Thread(target=self._work, name=f"jpets-read-{number}", daemon=True).start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """No reading begins any more. Waits for none."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a task waits for a reader."""
+        return bool(self._wanted)
 
     @property
     def full(self) -> bool:
@@ -57,11 +67,14 @@ class Readers:
 
     def _work(self) -> None:
         while (read := self._take()) is not None:
+            if not self._wanted:
+                self.on_none_waiting()
             try:
                 read()
             finally:
                 with self._changed:
-                    self._reading -= 1
+                    if self._latest is read:
+                        self._latest = None
                     self._changed.notify_all()
 
     def _take(self) -> Callable[[], None] | None:
@@ -69,12 +82,11 @@ class Readers:
         with self._next, self._changed:
             while not self._closed:
                 if self._wanted and (patience := self._patience()) <= 0:
-                    self._reading += 1
-                    self._began = time.monotonic()
-                    return self._wanted.popleft()
+                    self._latest, self._began = self._wanted.popleft(), time.monotonic()
+                    return self._latest
                 self._changed.wait(patience if self._wanted else None)
             return None
 
     def _patience(self) -> float:
         """Seconds until the next reading may begin beside those that go on."""
-        return self._began + QUICK - time.monotonic() if self._reading else 0.0
+        return self._began + QUICK - time.monotonic() if self._latest is not None else 0.0

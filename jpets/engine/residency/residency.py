@@ -44,6 +44,8 @@ class Residency:
     """Brings the tasks of cold queries, the most urgent first.
 
     Without ``prefetch`` a task is brought only once there is nothing else to compute (for comparison).
+
+    It has more than 20 methods, as one thread does all that decides which tasks come.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Residency:
         """Some task found no slot at the last look."""
         self._looked = 0.0
         tasks.slots.on_idle = self._idle
-        fetcher.on_read = self._notify
+        fetcher.on_read = fetcher.readers.on_none_waiting = self._notify
 
     def start(self) -> None:
         self._fetcher.readers.start()
@@ -196,7 +198,7 @@ class Residency:
         return (self._look or self._delivery.look_again) and self._may_bring()
 
     def _should_warm(self, batch: Sequence[Coming] = ()) -> bool:
-        room = self._delivery.has_room(batch) and not self._fetcher.readers.full
+        room = self._delivery.has_room(batch) and not self._fetcher.readers.waiting  # queries would come behind them
         return self._warming.wanted and not self._pending.cold and room
 
     def _may_bring(self) -> bool:
@@ -221,7 +223,7 @@ class Residency:
         full, starving = set[ClassKey](), Counter[ClassKey]()
         batch: list[Coming] = []
         try:
-            for entry, since in self._pending.absent(WINDOW, delivery.coming).items():
+            for entry, since in self._pending.absent(WINDOW).items():
                 if delivery.arrived or self._fetcher.read or self._pending.closed or not delivery.has_room(batch):
                     break  # what arrived or was read is looked at again
                 if (resident := self._tasks.hold(entry, 1)) is not None:  # it came after these queries were submitted
@@ -230,8 +232,8 @@ class Residency:
                 if not self._tasks.known(entry):
                     delivery.refuse(entry, _gone(entry))
                     continue
-                if not self._fetcher.may_place(entry):
-                    continue  # the next one that has been read makes room
+                if entry in delivery.coming or not self._fetcher.may_place(entry):
+                    continue  # it is on its way, or the next one that has been read makes room
                 if full.isdisjoint(entry.keys or ()) and not (full and entry.keys is None):
                     try:
                         placed = self._fetcher.place(entry)

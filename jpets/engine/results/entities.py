@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from jpets.spelling import Spelling, Written
 from jpets.types import Aggregation, Entity, FloatArray, Tokens
 
 OUTSIDE = "O"
+TAG = re.compile(r"^[BIESLU]-")
+"""A prefix that says where in an entity a token stands."""
 
 
 class _Word(NamedTuple):
@@ -26,13 +29,20 @@ class _Word(NamedTuple):
 
 
 def aggregated(
-    result: Tokens, how: Aggregation = "simple", ignored: Sequence[str] = (OUTSIDE,), *, anew: bool = False
+    result: Tokens,
+    how: Aggregation = "simple",
+    ignored: Sequence[str] = (OUTSIDE,),
+    *,
+    anew: bool = False,
+    cut: bool = False,
 ) -> tuple[Entity, ...]:
     """The entities of labelled tokens, made in that way, but for labels that are ``ignored``. ``anew``: the result has
-    another spelling than the one that its own entities were found by."""
-    if result.spelling is None or (not anew and (how, [*ignored]) == ("simple", [OUTSIDE])):
+    another spelling than the one that its own entities were found by. ``cut``: labels begin behind their first dash, as
+    in ``transformers``' pipeline, also where that is no tag's."""
+    cut = cut and any("-" in name and not TAG.match(name) for name in result.names)
+    if result.spelling is None or (not anew and not cut and (how, [*ignored]) == ("simple", [OUTSIDE])):
         return result.entities
-    return entities(softmax(result.logits), result.names, result.spelling, how, ignored)
+    return entities(softmax(result.logits), result.names, result.spelling, how, ignored, cut=cut)
 
 
 def of_windows(found: Sequence[Sequence[Entity]]) -> tuple[Entity, ...]:
@@ -66,6 +76,8 @@ def entities(
     spelling: Spelling,
     how: Aggregation = "simple",
     ignored: Sequence[str] = (OUTSIDE,),
+    *,
+    cut: bool = False,
 ) -> tuple[Entity, ...]:
     """The entities that tokens with ``probs`` [tokens, labels] spell; those of a label that is ``ignored`` are none.
 
@@ -82,7 +94,7 @@ def entities(
     for run in np.split(at, ends) if len(at) else []:
         words = _words(run, probs, labels, spelling.written, how)
         groups = [[word] for word in words] if how == "none" else _grouped(words)
-        found += [_entity(group, spelling, whole=how == "none") for group in groups]
+        found += [_entity(group, spelling, whole=how == "none", cut=cut) for group in groups]
     dropped = frozenset(ignored)
     return tuple(each for each in found if each.label not in dropped)
 
@@ -133,11 +145,13 @@ def _name(label: str) -> str:
     return label[2:] if label.startswith(("B-", "I-")) else label
 
 
-def _entity(group: Sequence[_Word], spelling: Spelling, *, whole: bool) -> Entity:
-    """``whole``: a token alone, whose label stays as it is; of another one what follows the first dash, which need not
-    be a tag's, as the pipeline has it."""
+def _entity(group: Sequence[_Word], spelling: Spelling, *, whole: bool, cut: bool) -> Entity:
+    """``whole``: a token alone, whose label stays as it is. ``cut``: of another one's label what follows the first
+    dash, which need not be a tag's."""
     first, last = group[0].first, group[-1].last
-    label = group[0].label if whole else group[0].label.split("-", 1)[-1]
+    label = group[0].label
+    if not whole:
+        label = label.split("-", 1)[-1] if cut else TAG.sub("", label, count=1)
     score = float(np.mean([word.score for word in group]))
     found = Entity(label, score, (first, last), in_pair=bool(spelling.of_text[first] == 1))
     if (written := spelling.written) is None:

@@ -60,6 +60,8 @@ class ReadyCosts(BatchCosts):
 
     A shape's seconds contain the work of its light classes, whether rows use them or not. Heavy deltas cost more, by
     each task's tokens.
+
+    It has more than 20 methods, as it answers all that policies ask of costs.
     """
 
     mixtures = True

@@ -94,12 +94,9 @@ def started(
             serving.add_task(task)
         began, missed = time.monotonic(), 1.0
         while missed > FEW_MISS and time.monotonic() < began + seconds:
-            before = engine.report().devices[0]
-            for some in queries:
-                serving.infer(some)
-            after = engine.report().devices[0]
-            missed = (after.fallbacks - before.fallbacks) / (after.batches - before.batches)
+            missed = _missed(engine, lambda: [serving.infer(some) for some in queries])
         traffic(serving)
+        missed = _missed(engine, lambda: [serving.infer(some) for some in queries])
         served = time.monotonic()
         while engine.compiler.waiting and time.monotonic() < served + IDLE:
             time.sleep(STILL)
@@ -114,6 +111,14 @@ def started(
         }
         console.log(backbone.name, told)
         yield serving, told
+
+
+def _missed(engine: Engine, run: Callable[[], object]) -> float:
+    """The share of the batches meanwhile that miss their programs."""
+    before = engine.report().devices[0]
+    run()
+    after = engine.report().devices[0]
+    return (after.fallbacks - before.fallbacks) / (after.batches - before.batches)
 
 
 def batches(tasks: Sequence[str], ids: Sequence[list[int]]) -> list[list[Query]]:
@@ -160,7 +165,10 @@ def students(
             own = make_backbone(config, depth)
             task = make_task(own, "teacher")
             asked = batches([task.id], ids)
-            engine, before[own.name] = stack.enter_context(started(own, [task], asked, cache / f"{depth}", warm_up))
+            stream = partial(_stream, tasks=[task.id], ids=ids)
+            engine, before[own.name] = stack.enter_context(
+                started(own, [task], asked, cache / f"{depth}", warm_up, traffic=stream)
+            )
             systems[f"teacher of {depth} layers"] = engine, [task.id]
         small = make_backbone(config, layers)
         sizes = [make_task(small, f"group-of-{size}", size) for size in range(1, most + 1)]

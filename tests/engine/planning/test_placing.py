@@ -13,7 +13,7 @@ from support import ENGINE_BUCKETS, FakeCompiling, pendings
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant
-from jpets.engine.costs.cost_table import SETTLED
+from jpets.engine.costs.pace import SETTLED
 from jpets.engine.engine import Engine
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.needs import Needs

@@ -147,7 +147,58 @@ def test_no_more_slots_are_held_than_can_be_read(paged: Callable[..., Engine], s
         register(engine, slow, f"slow-{n}", n)
     waiting = engine.submit([Query(f"slow-{n}", TEXT) for n in range(40)])
     wait_until(lambda: len(slow.begun) == READERS, 30)
+    check_answers(engine, [29])
     slow.go.set()
     assert all(future.result(60).error is None for future in waiting)
     check_answers(engine, [29])
+    assert_no_slot_lost(engine)
+
+
+def test_queries_come_before_tasks_that_nobody_asked_for(paged: Callable[..., Engine], slow: Slow) -> None:
+    """Warming takes no place that a query's task could have next."""
+    engine = paged()
+    for n in range(40):
+        register(engine, slow, f"warm-{n}", n)
+    engine.warm([f"warm-{n}" for n in range(40)])
+    wait_until(lambda: len(slow.begun) >= 2, 30)
+    check_answers(engine, [5])
+    assert not any(engine.tier(f"warm-{n}") == "device" for n in range(40))
+
+
+def test_a_version_that_is_uploaded_answers_those_who_wait_for_one_that_hangs(
+    paged: Callable[..., Engine], slow: Slow
+) -> None:
+    engine = paged()
+    register(engine, slow, "task-3", 7)
+    (waiting,) = engine.submit([Query("task-3", TEXT)])
+    wait_until(lambda: bool(slow.begun), 30)
+    engine.add_task(TASKS[3], version=2, load=loader(engine, TASKS[3]))
+    np.testing.assert_allclose(logits_of(waiting.result(30)), engine_answer(engine, TASKS[3]), atol=1e-4)
+    slow.go.set()
+    assert_no_slot_lost(engine)
+    check_answers(engine, [3])
+
+
+def test_a_task_of_known_classes_gives_its_slots_back(paged: Callable[..., Engine], slow: Slow) -> None:
+    """However its reading ends: its slots were kept for it meanwhile."""
+    engine = paged()
+    check_answers(engine, [0])
+    keys = engine.tasks.entry("default", "task-0").keys  # type: ignore[union-attr]
+    assert keys
+    for name in ("comes", "fails", "leaves"):
+        load = slow.of(engine, light_or_mask_task(0, name))
+
+        def broken(load: Callable[[], Task] = load, name: str = name) -> Task:
+            task = load()
+            if name == "fails":
+                raise InvalidTask("it is damaged")
+            return task
+
+        engine.register_task(name, broken, classes=keys)
+    waiting = engine.submit([Query(name, TEXT) for name in ("comes", "fails", "leaves")])
+    wait_until(lambda: len(slow.begun) == 3, 30)
+    engine.remove_task("leaves")
+    assert isinstance(waiting[2].result(30).error, NotFound), "told at once"
+    slow.go.set()
+    assert waiting[0].result(30).error is None and isinstance(waiting[1].result(30).error, InvalidTask)
     assert_no_slot_lost(engine)

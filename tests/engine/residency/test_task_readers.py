@@ -80,5 +80,19 @@ def test_closed_readers_begin_nothing_and_wait_for_nothing(readers: Readers, mon
     readers.submit(more)
     readers.close()
     blocked.go.set()
-    wait_until(lambda: blocked.done == 1, 30)
-    assert more.reading == more.done == 0
+    for thread in readers._threads:
+        thread.join(30)
+    assert blocked.done == 1 and more.reading == more.done == 0
+
+
+def test_quick_readings_are_not_held_up_by_a_slow_one(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has ended keeps nobody waiting, whatever still goes on beside it."""
+    blocked, done = Blocked(), list[float]()
+    readers.submit(blocked)
+    readers.submit(lambda: done.append(0.0))
+    wait_until(lambda: bool(done), 30)
+    monkeypatch.setattr(module, "QUICK", HOUR)
+    for _ in range(50):
+        readers.submit(lambda: done.append(0.0))
+    wait_until(lambda: len(done) == 51, 30)
+    blocked.go.set()

@@ -11,8 +11,10 @@ import pytest
 from clients import Call
 
 from jpets.engine.engine import Engine
-from jpets.types import Classification, Embedding, Query, Regression, Span, TaskName, Tokens
+from jpets.errors import Saturated
+from jpets.types import Classification, Embedding, Query, Regression, Result, Span, TaskName, Tokens
 from serving.hosted.service import Service
+from serving.protocols.oip.inference import Asked, Model
 
 TEXT: dict[str, Any] = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["hello world", "a"]}
 
@@ -309,3 +311,22 @@ def test_a_task_that_is_not_served_is_not_ready(call: Call, service: Service, up
         assert [each["name"] for each in ready] == [name for name in index if name != "elsewhere"]
     finally:
         service.repository.delete("elsewhere")
+
+
+def test_an_answer_names_the_version_that_made_it() -> None:
+    """A version that was named, and another one that came meanwhile, are not one and the same."""
+
+    def made(*versions: int | None) -> list[Result]:
+        return [Embedding(task="a", tokens=1, embedding=np.zeros(2, np.float32), version=each) for each in versions]
+
+    def asked(named: bool, *, several: bool = False) -> Asked:
+        return Asked(Model("a", None, "2", 2, named), [], [], several)
+
+    for named in (True, False):
+        assert asked(named).version(made(2, 2)) == asked(named).version(made(None)) == "2"
+        with pytest.raises(Saturated, match="replaced"):
+            asked(named).version(made(2, 3))
+    assert asked(False).version(made(3, 3)) == "3"
+    with pytest.raises(Saturated, match="replaced"):
+        asked(True).version(made(3))
+    assert asked(True, several=True).version(made(5, 7)) == "2"

@@ -176,3 +176,4 @@ def test_a_default_task_that_labels_tokens_gives_spans(service: Service, engine:
     cut = call("POST", "/classify", json={"inputs": long, "truncate": True}).json()
     assert 0 < cut["truncated_at"] < len(long) and (cut["truncated_at"] + 1) % len("chess ") == 0
     assert all(own["end"] <= cut["truncated_at"] for own in cut["spans"])
+    assert call("POST", "/classify", json={"inputs": text + "\ufeff \u200b"}).json()["truncated_at"] is None

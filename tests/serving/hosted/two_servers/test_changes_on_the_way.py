@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
+from unittest import mock
 
 import pytest
 from clients import wait_for_preparations
@@ -15,7 +17,7 @@ from support import paused, wait_until
 
 from checkpoints.repository import Repository
 from jpets.deltas.protocol import ClassKey
-from jpets.errors import EngineFailure, OutOfSpace
+from jpets.errors import EngineFailure, OutOfSpace, UnknownClass
 from jpets.types import Query, TaskName
 
 
@@ -214,9 +216,7 @@ def test_an_old_version_serves_until_one_from_elsewhere_is_read(
         assert second.ask("slow") == old
     may.set()
     wait_until(lambda: not failing)
-    with pytest.raises(EngineFailure, match="does not answer"):
-        for _ in range(50):  # the first look that finds it read
-            second.service.following.refresh()
+    second.service.following.refresh()  # finds that it could not be read: the catalogue was, and others are followed
     assert second.ask("slow") == old
 
     def followed() -> bool:
@@ -226,6 +226,80 @@ def test_an_old_version_serves_until_one_from_elsewhere_is_read(
     wait_until(followed)
     assert second.ask("slow") != old
     assert second.service.tasks.version(TaskName.of("slow")) == 2
+    assert not second.service.preparations._ahead._reading
+
+
+@pytest.mark.parametrize("refusal", [UnknownClass("no such class"), OutOfSpace("no slot")])
+def test_a_version_that_the_engine_refuses_is_registered_and_not_tried_for_ever(
+    servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    """Its queries are told why; the old version would answer for it for ever."""
+    first, second = servers
+    first.put("odd", upload("odd", seed=1))
+    second.service.following.refresh()
+    second.ask("odd")
+    add = mock.Mock(side_effect=refusal)
+    monkeypatch.setattr(second.service.tasks, "add", add)
+    version = first.put("odd", upload("odd", seed=2))
+
+    def registered() -> bool:
+        second.service.following.refresh()
+        return second.service.tasks.version(TaskName.of("odd")) == version
+
+    wait_until(registered)
+    second.service.following.refresh()
+    assert add.call_count == 1 and not second.service.preparations._ahead._reading
+    assert second.ask("odd") == first.ask("odd")
+
+
+def test_what_is_read_is_forgotten_where_the_old_version_comes_back(
+    servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = servers
+    first.put("back", upload("back", seed=1))
+    second.service.following.refresh()
+    second.ask("back")
+    may, read = threading.Event(), second.service.tasks.repository.read
+    monkeypatch.setattr(second.service.tasks.repository, "read", lambda stored: (may.wait(30), read(stored))[1])
+    first.put("back", upload("back", seed=2))
+    second.service.following.refresh()
+    assert second.service.preparations._ahead._reading
+    assert first.call("POST", "/v1/tasks/back/rollback").is_success
+    second.service.following.refresh()
+    may.set()
+    assert not second.service.preparations._ahead._reading
+    assert second.ask("back") == first.ask("back")
+
+
+def test_many_slow_versions_are_read_side_by_side_in_one_look(
+    servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = servers
+    names = [f"many-{n}" for n in range(4)]
+    for name in names:
+        first.put(name, upload(name, seed=1))
+    second.service.following.refresh()
+    for name in names:
+        second.ask(name)
+    may, read, begun = threading.Event(), second.service.tasks.repository.read, list[str]()
+
+    def slow(stored: Any) -> bytes:
+        begun.append(stored.id)
+        assert may.wait(30)
+        return read(stored)
+
+    monkeypatch.setattr(second.service.tasks.repository, "read", slow)
+    for name in names:
+        first.put(name, upload(name, seed=2))
+    second.service.following.refresh()
+    wait_until(lambda: len(begun) == 4)
+    may.set()
+
+    def followed() -> bool:
+        second.service.following.refresh()
+        return all(second.service.tasks.version(TaskName.of(name)) == 2 for name in names)
+
+    wait_until(followed)
 
 
 def test_a_version_that_is_deleted_while_it_is_read_does_not_come(
@@ -242,6 +316,8 @@ def test_a_version_that_is_deleted_while_it_is_read_does_not_come(
     first.call("DELETE", "/v1/tasks/gone")
     second.service.following.refresh()
     may.set()
+    second.service.following.refresh()
+    time.sleep(0.1)
     second.service.following.refresh()
     assert second.service.tasks.version(TaskName.of("gone")) is None
     assert not second.service.preparations._ahead._reading

@@ -1,4 +1,4 @@
-"""Predicted times of programs that never ran, beside those of programs that do."""
+"""How fast the machine is beside what programs were expected to take."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from unittest import mock
 import pytest
 
 from jpets.engine.batch.bucket import Bucket, Variant
-from jpets.engine.costs.cost_table import SETTLED
-from jpets.engine.planning import predictions
-from jpets.engine.planning.predictions import MOST_PACE, PACE_SECONDS, Predictions
+from jpets.engine.costs import pace
+from jpets.engine.costs.pace import LOOK_SECONDS, MOST, SETTLED, Pace
+from jpets.engine.planning.predictions import Predictions
 from jpets.engine.programs.program import Program, ProgramKey
 
 KEY = ProgramKey(Bucket(64, ((2, 32),)), Variant())
@@ -19,7 +19,7 @@ KEY = ProgramKey(Bucket(64, ((2, 32),)), Variant())
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[mock.Mock]:
     made = mock.Mock(monotonic=mock.Mock(return_value=100.0))
-    monkeypatch.setattr(predictions, "time", made)
+    monkeypatch.setattr(pace, "time", made)
     yield made
 
 
@@ -27,23 +27,25 @@ def program(expected: float, seconds: float, followed: int = SETTLED) -> Program
     return Program(KEY, mock.Mock(), seconds, expected, followed)
 
 
-def predicted(ready: list[Program]) -> Predictions:
-    costs = mock.Mock(estimate=mock.Mock(return_value=0.01))
-    return Predictions(costs, mock.Mock(), lambda: ready)
-
-
 def test_what_never_ran_is_as_slow_as_what_runs(clock: mock.Mock) -> None:
     """Else, on a machine with other work, each program that is missing would look faster than those that are there."""
     ready = [program(0.01, 0.015), program(0.02, 0.03), program(0.04, 0.02), program(0.01, 0.09, followed=1)]
-    own = predicted(ready)
+    costs = mock.Mock(estimate=mock.Mock(return_value=0.01), pace=Pace(lambda: ready))
+    own = Predictions(costs, mock.Mock())
     assert own.estimate(KEY) == pytest.approx(0.015), "the median, without what hardly ran"
     ready[0].seconds = ready[1].seconds = 0.02
     assert own.estimate(KEY) == pytest.approx(0.015), "not looked at again yet"
-    clock.monotonic.return_value += PACE_SECONDS
+    clock.monotonic.return_value += LOOK_SECONDS
     assert own.estimate(KEY) == pytest.approx(0.01)
 
 
 def test_the_pace_is_bounded_and_one_at_first(clock: mock.Mock) -> None:
-    assert predicted([]).pace == predicted([program(0.0, 0.5)]).pace == 1.0
-    assert predicted([program(0.01, 5.0)]).pace == MOST_PACE
-    assert predicted([program(5.0, 0.01)]).pace == 1 / MOST_PACE
+    assert Pace().now == Pace(lambda: [program(0.0, 0.5)]).now == 1.0
+    assert Pace(lambda: [program(0.01, 5.0)]).now == MOST
+    assert Pace(lambda: [program(5.0, 0.01)]).now == 1 / MOST
+
+
+def test_a_program_with_other_code_is_expected_nothing_of() -> None:
+    own, whole = program(0.01, 0.03), program(0.02, 0.02)
+    own.exchange(whole)
+    assert own.expected == 0.0

@@ -1,0 +1,47 @@
+"""The sum of a group's vectors, and the future of its answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+from groups import group_task
+from support import logits_of
+
+from jpets.engine.students.combining import combined, when_all
+from jpets.errors import NotFinite
+from jpets.types import Embedding, Failure, Result
+
+
+def result(vector: Sequence[float] | None) -> Result:
+    if vector is None:
+        return Failure(task="m", tokens=3, error=NotFinite("no number"))
+    return Embedding(task="m", tokens=3, embedding=np.asarray(vector, np.float32))
+
+
+def test_sums_stop_at_the_first_student_without_a_vector() -> None:
+    task = group_task()
+    outline = dataclasses.replace(task, deltas=())
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(0, 1, (3, 64)).astype(np.float32)
+    whole = combined("group", outline, [result(own) for own in vectors])
+    part = combined("group", outline, [result(vectors[0]), result(None), result(vectors[2])])
+    one = combined("group", outline, [result(vectors[0])])
+    assert (whole.students, part.students, one.students) == (3, 1, 1)
+    np.testing.assert_array_equal(logits_of(part), logits_of(one))
+    assert isinstance(combined("group", None, [result(None), result(vectors[1])]).error, NotFinite)
+
+
+def test_cancelling_a_query_cancels_its_students() -> None:
+    parts: list[Future[Result]] = [Future(), Future()]
+    whole = when_all(parts, lambda found: found[0])
+    assert whole.cancel() and all(part.cancelled() for part in parts)
+    parts = [Future(), Future()]
+    whole = when_all(parts, lambda found: found[-1])
+    parts[1].set_result(result([1.0]))
+    assert not whole.done()
+    parts[0].set_result(result([2.0]))
+    found = whole.result(1)
+    assert isinstance(found, Embedding) and found.embedding == [1.0]
