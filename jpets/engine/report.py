@@ -167,7 +167,8 @@ class BalanceReport:
 class StudentsReport:
     """How groups of students answer. ``together`` texts of a group are computed at a time, ``side_by_side`` groups of
     the present size on all devices; ``largest`` is the number of students of the largest group, ``answering`` how many
-    of them answer now; ``answers`` counts answers by the number of students that made them."""
+    of them answer now; ``answers`` counts answers by the number of students that made them, and ``kept`` is by that
+    number the mean share of the teacher's score that groups keep, as far as they say."""
 
     rule: SizingRule
     together: int
@@ -178,6 +179,7 @@ class StudentsReport:
     drops: int
     additions: int
     answers: Mapping[int, int]
+    kept: Mapping[int, float]
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,9 @@ def _students(found: Sequence[StudentsReport]) -> Iterator[Metric]:
     """Groups of students: how many answer, and how many answers each number of them made."""
     answers = sum((Counter({str(size): count for size, count in own.answers.items()}) for own in found), Counter[str]())
     yield _counter("jpets_students_answers", "Answers of groups, by the number of students", "students", answers)
+    text = "Mean share of the teacher's score that groups keep, by the number of students, as far as they say"
+    kept = {str(size): share for size, share in _of_largest(found).kept.items()}
+    yield _gauge("jpets_students_kept_score", text, "students", kept)
     text = "Students of the largest group that answer now"
     yield GaugeMetricFamily("jpets_students_answering", text, value=_of_largest(found).answering)
     yield GaugeMetricFamily("jpets_students_groups", "Groups of students", value=sum(own.groups for own in found))

@@ -8,8 +8,8 @@ from concurrent.futures import Future, wait
 from functools import partial
 
 from jpets.engine.interface import Serves
-from jpets.engine.residency.readers import Readers
 from jpets.engine.tasks.lowered import LoweredTask
+from jpets.readers import Readers
 from jpets.types import TaskName
 from serving.hosted.layout import Known
 from serving.hosted.served import ServedTasks

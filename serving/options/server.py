@@ -67,7 +67,8 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
         "auto", description="room for shapes of tasks that are not there yet; auto: when they come"
     )
     students: StudentsRule = Field(
-        "load", description="how many students of a group answer: as the load allows, or all"
+        "load",
+        description="how many students of a group answer: as the load allows, or all (always, by the policy steady)",
     )
     students_window: float = Field(120.0, gt=0, description="quiet seconds after which one more student answers again")
     students_groups: int = Field(2, ge=1, description="groups of all students that run side by side on a device")

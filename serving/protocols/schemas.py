@@ -191,7 +191,8 @@ class ClassifyResponse(BaseModel):
 
 class BackboneItem(BaseModel):
     """``state``: available (it may be loaded), starting, ready, draining or failed; ``problem`` says why it failed.
-    ``progress`` is what a start is doing."""
+    ``progress`` is what a start is doing. ``tasks`` and ``device_bytes`` tell of all tenants: they are null for keys
+    that do not administer."""
 
     name: str
     state: Literal["available", "starting", "ready", "draining", "failed"]
@@ -213,7 +214,8 @@ class BackboneList(BaseModel):
 class StudentsItem(BaseModel):
     """How the groups of students on a backbone answer: of the largest one's students so many are ``answering`` now.
     ``drops`` and ``additions`` count changes since the start, ``answers`` answers by the number of students that made
-    them. The other fields are the rule: see the options ``--students...``."""
+    them; ``kept`` is by that number the mean share of the teacher's score that groups keep, as far as they say. The
+    other fields are the rule: see the options ``--students...``."""
 
     backbone: str
     groups: int
@@ -222,6 +224,7 @@ class StudentsItem(BaseModel):
     drops: int
     additions: int
     answers: dict[int, int]
+    kept: dict[int, float] = {}
     fixed: bool
     side_by_side: int
     together: int

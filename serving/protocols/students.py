@@ -49,6 +49,7 @@ def _items(services: Services) -> list[StudentsItem]:
                 drops=own.drops,
                 additions=own.additions,
                 answers=dict(own.answers),
+                kept=dict(own.kept),
                 fixed=own.rule.fixed,
                 side_by_side=own.side_by_side,
                 together=own.together,

@@ -13,10 +13,10 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.residency.delivering import Coming, Delivery
 from jpets.engine.residency.host_cache import HostCache
 from jpets.engine.residency.loading import LoadedTask, TaskLoader
-from jpets.engine.residency.readers import Readers
 from jpets.engine.tasks.entries import Entry
 from jpets.engine.tasks.table import TaskTable
 from jpets.errors import NotFound, OutOfSpace
+from jpets.readers import Readers
 
 log = logging.getLogger(__name__)
 

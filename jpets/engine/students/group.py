@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -98,3 +99,16 @@ def with_id(task: LoweredTask, id: str) -> LoweredTask:
     """The same task by another name."""
     own, folded = (dataclasses.replace(each, id=id) for each in (task.task, task.folded))
     return dataclasses.replace(task, task=own, folded=folded)
+
+
+def kept_scores(groups: Iterable[Group]) -> dict[int, float]:
+    """By number of students, the mean share of the teacher's score that groups keep on the texts by which they were
+    judged: of those that were read and say both, by a measure of which more is better."""
+    found = defaultdict[int, list[float]](list)
+    for group in groups:
+        made = group.outline.students if group.outline is not None else None
+        if made is None or made.metric == "rmse" or made.teacher_score is None or made.teacher_score <= 0:
+            continue
+        for size, score in enumerate(made.scores, 1):
+            found[size].append(score / made.teacher_score)
+    return {size: float(np.mean(shares)) for size, shares in sorted(found.items())}

@@ -22,7 +22,7 @@ from jpets.engine.interface import Serves
 from jpets.engine.report import EngineReport
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.students.combining import combined, when_all
-from jpets.engine.students.group import MARK, TIERS, Group, group_of, is_first, with_id
+from jpets.engine.students.group import MARK, TIERS, Group, group_of, is_first, kept_scores, with_id
 from jpets.engine.students.sizing import GroupSize, Together
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
@@ -336,7 +336,8 @@ class StudentServing(Serves):
             return found
         with self._counting:
             answers = dict(self._answers)
-        return dataclasses.replace(found, students=self.size.report(len(self._groups), answers))
+        kept = kept_scores(list(self._groups.values()))
+        return dataclasses.replace(found, students=self.size.report(len(self._groups), answers, kept))
 
     def observe(self, observer: BatchObserver) -> None:
         self.engine.observe(observer)

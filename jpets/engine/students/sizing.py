@@ -119,8 +119,8 @@ class GroupSize:
             self._grow()
             return self._dropped
 
-    def report(self, groups: int, answers: Mapping[int, int]) -> StudentsReport:
-        """The state now, of so many ``groups`` that gave so many ``answers`` by their students."""
+    def report(self, groups: int, answers: Mapping[int, int], kept: Mapping[int, float]) -> StudentsReport:
+        """The state now, of so many ``groups``, with what they gave and ``kept`` by their numbers of students."""
         largest = self.largest
         return StudentsReport(
             self.rule,
@@ -132,6 +132,7 @@ class GroupSize:
             self.drops,
             self.additions,
             answers,
+            kept,
         )
 
     @property

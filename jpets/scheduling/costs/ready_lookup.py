@@ -140,9 +140,14 @@ class ReadyCosts(BatchCosts):
 
     def fee(self, queue: Queue) -> float:
         """What a batch counts besides its seconds, in a plan of these queries."""
+        full, rate = self._full
+        return max(HOST_SECONDS, FEWER * min(full, int(queue.lengths.sum()) * rate))
+
+    @functools.cached_property
+    def _full(self) -> tuple[float, float]:
+        """Seconds of the largest shape, and of a token at least."""
         light = self._table(BARE if self._shapes.light else MIXED)
-        full = max((shape.seconds for shape in light.shapes), default=0.0)
-        return max(HOST_SECONDS, FEWER * min(full, float(queue.lengths.sum()) * light.rate))
+        return max((shape.seconds for shape in light.shapes), default=0.0), light.rate
 
     def device_seconds(self, queue: Queue, plan: Batches) -> float:
         """``total`` without what its batches count besides."""
@@ -200,7 +205,8 @@ class ReadyCosts(BatchCosts):
                 reached[name] = reach(lengths, shape, self.limits.rows).tolist()
             return reached[name]
 
-        again, fee = self._paid_again(queue, order), self.fee(queue)
+        fee = self.fee(queue)
+        again = [fee + more for more in self._paid_again(queue, order)]
         plans: list[Batches] = []
         made: dict[tuple[int, int], Batches] = {}
         for apart in aparts:
@@ -208,7 +214,7 @@ class ReadyCosts(BatchCosts):
             plan: Batches = []
             for part in itertools.pairwise(borders):
                 if part not in made:
-                    made[part] = self._pack(queue, order, *part, ends, [fee + more for more in again])
+                    made[part] = self._pack(queue, order, *part, ends, again)
                 plan += made[part]
             plans.append(plan)
         return plans

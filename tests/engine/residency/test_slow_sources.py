@@ -12,8 +12,8 @@ from paged_engine import TASKS, TEXT, assert_no_slot_lost, check_answers, engine
 from support import light_or_mask_task, logits_of, wait_until
 
 from jpets.engine.engine import Engine
-from jpets.engine.residency.readers import READERS
 from jpets.errors import DeadlineExceeded, InvalidTask, NotFound
+from jpets.readers import READERS
 from jpets.types import Query, Task
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from support import wait_until
 
-from jpets.engine.residency import readers as module
-from jpets.engine.residency.readers import BACKLOG, READERS, Readers
+from jpets import readers as module
+from jpets.readers import BACKLOG, READERS, Readers
 
 HOUR = 3600.0
 

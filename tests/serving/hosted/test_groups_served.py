@@ -99,6 +99,8 @@ def test_a_group_is_uploaded_asked_and_found_again_after_a_restart(place: Place)
     assert own["answers"] == {"3": 2 * len(TEXTS)}
     found = samples(call)
     assert found["jpets_students_answers_total", (("students", "3"),)] == 2 * len(TEXTS)
+    assert own["kept"]["3"] == pytest.approx(found["jpets_students_kept_score", (("students", "3"),)])
+    assert own["kept"] == pytest.approx({"1": 0.8 / 0.9, "2": 0.81 / 0.9, "3": 0.82 / 0.9})
     assert found["jpets_students_answering", ()] == 3
     place.close()
 
