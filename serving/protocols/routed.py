@@ -42,8 +42,8 @@ async def routed(
 ) -> Response:
     """`inputs`: every label of the default task once, the best first; their scores add up to 1. It is the key's, or
     else the server's (`--default-task`). Of a task that labels tokens: `spans`, whose `start` and `end` (exclusive)
-    count code points, and `truncated_at`: where a text was cut that is too long (by `truncate`,
-    or the task's own rule), else null.
+    count code points, and `truncated_at`: where a text was cut that is too long (by `truncate`, or the task's own
+    rule), else null.
     With `model` and `input` the same as `POST /v1/classify`.
     """
     if isinstance(body, ClassifyRequest):

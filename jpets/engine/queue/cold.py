@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from jpets.engine.queue.backlog import Backlogs
 from jpets.engine.queue.pending import Pending
 from jpets.engine.tasks.entries import Entry
@@ -29,13 +27,13 @@ class ColdBacklogs(Backlogs):
         if not own:
             del self._by_task[pending.absent]
 
-    def absent(self, count: int, apart: Container[Entry]) -> dict[Entry, float]:
-        """Up to ``count`` tasks without those of ``apart``, the most urgent first, each with the time since which its
-        most urgent query has waited."""
+    def absent(self, count: int) -> dict[Entry, float]:
+        """Up to ``count`` tasks, the most urgent first, each with the time since which its most urgent query has
+        waited."""
         found: dict[Entry, float] = {}
         for pending in self.ordered():
             assert pending.absent is not None
-            if pending.absent not in found and pending.absent not in apart:
+            if pending.absent not in found:
                 found[pending.absent] = pending.arrived
                 if len(found) == count:
                     break

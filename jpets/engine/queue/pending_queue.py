@@ -89,11 +89,11 @@ class PendingQueue:
         with self.changed:
             return list(itertools.islice(self._ready.ordered(), count))
 
-    def absent(self, count: int, apart: Container[Entry] = ()) -> dict[Entry, float]:
-        """Up to ``count`` tasks that cold queries wait for, without those of ``apart``, the most urgent first, each
-        with the time since which its most urgent query has waited."""
+    def absent(self, count: int) -> dict[Entry, float]:
+        """Up to ``count`` tasks that cold queries wait for, the most urgent first, each with the time since which its
+        most urgent query has waited."""
         with self.changed:
-            return self._cold.absent(count, apart)
+            return self._cold.absent(count)
 
     def waiting_for(self, entry: Entry) -> list[Pending]:
         """The cold queries of a task."""

@@ -252,17 +252,26 @@ def test_a_version_that_the_engine_refuses_is_registered_and_not_tried_for_ever(
     assert second.ask("odd") == first.ask("odd")
 
 
+def begin_to_read(
+    servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch, name: str
+) -> threading.Event:
+    """A task on the second server's device, whose second version is being read there until the event is set."""
+    first, second = servers
+    first.put(name, upload(name, seed=1))
+    second.service.following.refresh()
+    second.ask(name)
+    may, read = threading.Event(), second.service.tasks.repository.read
+    monkeypatch.setattr(second.service.tasks.repository, "read", lambda stored: (may.wait(30), read(stored))[1])
+    first.put(name, upload(name, seed=2))
+    second.service.following.refresh()
+    return may
+
+
 def test_what_is_read_is_forgotten_where_the_old_version_comes_back(
     servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = servers
-    first.put("back", upload("back", seed=1))
-    second.service.following.refresh()
-    second.ask("back")
-    may, read = threading.Event(), second.service.tasks.repository.read
-    monkeypatch.setattr(second.service.tasks.repository, "read", lambda stored: (may.wait(30), read(stored))[1])
-    first.put("back", upload("back", seed=2))
-    second.service.following.refresh()
+    may = begin_to_read(servers, upload, monkeypatch, "back")
     assert second.service.preparations._ahead._reading
     assert first.call("POST", "/v1/tasks/back/rollback").is_success
     second.service.following.refresh()
@@ -306,13 +315,7 @@ def test_a_version_that_is_deleted_while_it_is_read_does_not_come(
     servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = servers
-    first.put("gone", upload("gone", seed=1))
-    second.service.following.refresh()
-    second.ask("gone")
-    may, read = threading.Event(), second.service.tasks.repository.read
-    monkeypatch.setattr(second.service.tasks.repository, "read", lambda stored: (may.wait(30), read(stored))[1])
-    first.put("gone", upload("gone", seed=2))
-    second.service.following.refresh()
+    may = begin_to_read(servers, upload, monkeypatch, "gone")
     first.call("DELETE", "/v1/tasks/gone")
     second.service.following.refresh()
     may.set()
