@@ -37,11 +37,11 @@ from jpets.app.hosting import (
 from jpets.engine.programs.cache_folder import open_cache
 from jpets.errors import one_line
 from jpets.free_memory import freeze_heap
+from jpets.repeated import Repeated
 from jpets.scratch import scratch_folder
 from jpets.xla_flags import set_xla_flags
 from serving.app import create_app
 from serving.grpc.server import GrpcServer
-from serving.hosted.repeated import Repeated
 from serving.hosted.services import Services
 from serving.http.connections import Connections
 from serving.jobs.service import Jobs

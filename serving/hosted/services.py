@@ -13,17 +13,18 @@ from pathlib import Path
 from jpets.engine.interface import Serves, submit_parts
 from jpets.engine.results.stats import BatchObserver
 from jpets.errors import Conflict, InvalidTask
+from jpets.repeated import Repeated
 from jpets.types import DEFAULT_TENANT, Progress, Query, Result, TaskName
 from serving.hosted.backbones import Backbones, OpenBackbone, engines_of
 from serving.hosted.locks import NamedLocks
 from serving.hosted.owned import OwnedTasks
 from serving.hosted.preparations import Preparation
-from serving.hosted.repeated import Repeated
 from serving.hosted.repository import StoredTask
 from serving.hosted.roster import Roster
 from serving.hosted.service import MakeEngine, Service
 from serving.hosted.usage import AGEING
 
+FOLLOWING = "following the repository"
 COLLECT_SECONDS = 3600.0
 """Between two looks for files of versions that newer ones have replaced: a look lists the whole storage."""
 
@@ -54,7 +55,7 @@ class Services:
         self.backbones = Backbones(self._roster, self.owned, available, open_backbone, share_memory, grace)
         self._backbone_of = backbone_of
         self._locks = NamedLocks[TaskName]()
-        self._follower = Repeated(self.refresh)
+        self._follower = Repeated(self.refresh, FOLLOWING)
         self._collector = Repeated(self.repository.collect, "freeing space in the repository", COLLECT_SECONDS)
 
     @property

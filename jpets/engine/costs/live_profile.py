@@ -12,9 +12,9 @@ from jpets.engine.costs.correction import Correction
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.delta_costs import DeltaCosts, HeavyTokens
 from jpets.engine.costs.figures import Figures, profile_of
-from jpets.engine.costs.shared_file import SharedFile
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.program import Family, Program
+from jpets.engine.programs.shared_file import SharedFile
 from jpets.scheduling.costs.measured_profile import CostProfile
 
 CERTAIN = 0.5
@@ -67,6 +67,11 @@ class LiveProfile:
     def coarse(self) -> frozenset[str]:
         state = self._now()
         return frozenset(state.profile.beta) - state.classes
+
+    @property
+    def sized(self) -> bool:
+        """Whether packed shapes of several sizes were measured, from which batches get their limits at a start."""
+        return bool(self._figures.packed)
 
     def seconds(self, tokens: HeavyTokens, run: int | None = None) -> float:
         """The time that the heavy deltas of some rows add to a program with steps of ``run`` tokens, or of the best
@@ -138,4 +143,4 @@ class LiveProfile:
 
 
 def figures_file(path: pathlib.Path) -> SharedFile[Figures]:
-    return SharedFile(path, Figures.from_json, Figures.to_json)
+    return SharedFile(path, "measured costs", Figures.from_json, Figures.to_json)

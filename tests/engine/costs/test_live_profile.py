@@ -21,11 +21,11 @@ from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.delta_costs import HeavyTokens, heavy_tokens
 from jpets.engine.costs.figures import ClassFigures, Figures
 from jpets.engine.costs.live_profile import CERTAIN, LiveProfile
-from jpets.engine.costs.shared_file import SharedFile
 from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, ProgramKey
+from jpets.engine.programs.shared_file import SharedFile
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.scheduling.costs.measured_profile import Grid
 
@@ -169,7 +169,7 @@ def test_figures_without_sense_are_refused(shares: tuple[float, float]) -> None:
 
 def test_a_folder_that_cannot_be_written_costs_only_the_next_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    kept = SharedFile(tmp_path / "file" / "a.json", Figures.from_json, Figures.to_json)
+    kept = SharedFile(tmp_path / "file" / "a.json", "costs", Figures.from_json, Figures.to_json)
     assert kept.update(lambda stored: stored or Figures()) is None
 
 

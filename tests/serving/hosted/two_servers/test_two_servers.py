@@ -21,9 +21,10 @@ from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
 from checkpoints.task_file import task_to_bytes
 from jpets.errors import NotFound
+from jpets.repeated import Repeated
 from jpets.types import Task, TaskName
 from serving.app import create_app
-from serving.hosted.repeated import Repeated
+from serving.hosted.services import FOLLOWING
 
 
 def test_what_one_changes_the_other_answers(servers: tuple[Server, Server], upload: Upload) -> None:
@@ -161,7 +162,7 @@ def follows(server: Server, version: int) -> None:
 
 def test_a_server_follows_by_itself(servers: tuple[Server, Server], upload: Upload) -> None:
     first, second = servers
-    follower = Repeated(second.services.refresh, period=0.01)
+    follower = Repeated(second.services.refresh, FOLLOWING, 0.01)
     assert follower.age is None
     follower.start()
     try:
@@ -182,7 +183,7 @@ def test_both_answer_alike_under_many_changes(servers: tuple[Server, Server], ma
     }
     for name, data in files.items():
         servers[0].put(name, data)
-    followers = [Repeated(server.services.refresh) for server in servers]
+    followers = [Repeated(server.services.refresh, FOLLOWING) for server in servers]
     with contextlib.ExitStack() as stack:
         for follower in followers:
             follower.start()
@@ -202,8 +203,8 @@ def test_a_follower_survives_whatever_happens_and_says_so_once(caplog: pytest.Lo
         if len(calls) < 4:
             raise NotFound("gone") if len(calls) % 2 else OSError("read-only")
 
-    caplog.set_level(logging.INFO, "serving.hosted.repeated")
-    follower = Repeated(refresh, period=0.001)
+    caplog.set_level(logging.INFO, "jpets.repeated")
+    follower = Repeated(refresh, FOLLOWING, 0.001)
     follower.start()
     wait_until(lambda: len(calls) > 5, 30)
     follower.close()

@@ -8,11 +8,11 @@ from typing import NoReturn
 
 import pytest
 
-from jpets.engine.costs.shared_file import SharedFile
+from jpets.engine.programs.shared_file import SharedFile
 
 
 def figures(path: pathlib.Path) -> SharedFile[dict[str, int]]:
-    return SharedFile(path, json.loads, json.dumps)
+    return SharedFile(path, "costs", json.loads, json.dumps)
 
 
 def test_a_damaged_file_is_removed(tmp_path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""A file of figures that several processes add to: none of them loses what another one wrote."""
+"""A file that several processes add to: none of them loses what another one wrote."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ T = TypeVar("T")
 
 
 class SharedFile(Generic[T]):
-    """``parse`` raises ``ValueError`` for a damaged text: the file is then removed, to be measured again."""
+    """Holds ``what``. ``parse`` raises ``ValueError`` for a damaged text: the file is then removed, to be made
+    again."""
 
-    def __init__(self, path: pathlib.Path, parse: Callable[[str], T], write: Callable[[T], str]) -> None:
+    def __init__(self, path: pathlib.Path, what: str, parse: Callable[[str], T], write: Callable[[T], str]) -> None:
         self.path = path
+        self._what = what
         self._parse = parse
         self._write = write
         sweep(path.parent, TEMPORARY, STALE_WRITE_SECONDS)
@@ -33,7 +35,7 @@ class SharedFile(Generic[T]):
         try:
             return self._read()
         except OSError as error:
-            log.warning("stored costs cannot be read: %s", error)
+            log.warning("the stored %s cannot be read: %s", self._what, error)
             return None
 
     def _read(self) -> T | None:
@@ -43,7 +45,7 @@ class SharedFile(Generic[T]):
         except FileNotFoundError:
             return None
         except ValueError as error:
-            log.warning("stored costs cannot be used and are measured again: %s", error)
+            log.warning("the stored %s cannot be used and come anew: %s", self._what, error)
             with contextlib.suppress(OSError):
                 self.path.unlink()
             return None
@@ -58,7 +60,7 @@ class SharedFile(Generic[T]):
                 write_atomic(self.path, self._write(merged).encode())
                 return merged
         except (OSError, OutOfSpace) as error:
-            log.warning("measured costs could not be kept: %s", error)
+            log.warning("the %s could not be kept: %s", self._what, error)
             return None
 
     @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""What a server does again and again beside its requests, such as following what others change in the repository:
-another server, or ``jpets task add --repository`` beside this one."""
+"""What is done again and again beside requests and batches, such as following what another server changes in the
+repository."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jpets.errors import JpetsError
 
 log = logging.getLogger(__name__)
 
-FOLLOWING = "following the repository"
-FOLLOWING_SECONDS = 0.25
+PERIOD = 0.25
+"""Seconds from one call to the next."""
 PATIENCE = 2.0
 """Seconds that an end waits for a call which a locked catalogue delays."""
 
@@ -22,7 +22,7 @@ class Repeated:
     """Calls ``call`` every ``period`` seconds in a thread of its own. An error of it is logged once, with ``what`` it
     is for, and it is called again."""
 
-    def __init__(self, call: Callable[[], object], what: str = FOLLOWING, period: float = FOLLOWING_SECONDS) -> None:
+    def __init__(self, call: Callable[[], object], what: str, period: float = PERIOD) -> None:
         self._call = call
         self._what = what
         self._period = period
