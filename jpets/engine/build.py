@@ -282,5 +282,5 @@ def _compilation(
         1 << settings.slots.bit_length(),
         liveness.wait,
     )
-    remembered = RememberedPrograms(name.with_suffix(".programs.json"))
+    remembered = RememberedPrograms(frame.figures.with_suffix("").with_suffix(".programs.json"))
     return Compilation(costs, profile, programs, compiler, remembered, growth)

@@ -13,6 +13,7 @@ from jpets.config import EngineSettings
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import FULL, Bucket, lone_buckets, make_variant
 from jpets.engine.build import make_frame, make_parts
+from jpets.engine.compilation.remembered import KEEP_SECONDS
 from jpets.engine.interface import Serves, refuse_group
 from jpets.engine.programs.cache_folder import open_cache
 from jpets.engine.programs.program import Family, ProgramKey
@@ -32,6 +33,7 @@ from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import SHUTTING_DOWN, InvalidInput, Saturated, UnknownClass
 from jpets.free_memory import return_free_memory
+from jpets.repeated import Repeated
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
 
 
@@ -101,6 +103,7 @@ class Engine(Serves):
         self._liveness = parts.liveness
         self._measurement = parts.measurement
         self._remembered = parts.compilation.remembered
+        self._keeper = Repeated(self._keep, "keeping what was learnt of programs", KEEP_SECONDS)
         self._ready = False
 
     @property
@@ -251,12 +254,19 @@ class Engine(Serves):
             self.menu.learn(key.bucket for key in known if key.trunk is None and not key.bucket.rectangular)
             self.compiler.start(key for key in dict.fromkeys([*known, *self._offered]) if key not in self.core)
             self._measurement.start()
+        self._keeper.start()
+
+    def _keep(self) -> None:
+        """Costs of programs, and which there are, for the next start."""
+        programs = self.replica.programs
+        self.costs.save(programs)
+        self._remembered.write(programs, self.core)
 
     def close(self) -> None:
         self._ready = False
         with contextlib.ExitStack() as last_first:  # each is done even if another one raises
-            last_first.callback(self._programs.keep_costs)
-            last_first.callback(lambda: self._remembered.write(self.replica.programs, self.core))
+            last_first.callback(self._keep)
+            last_first.callback(self._keeper.close)
             last_first.callback(self._measurement.close)
             last_first.callback(self.residency.join)
             last_first.callback(self._loop.join)

@@ -11,13 +11,15 @@ from typing import Any
 
 import jax
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow, wait_until
 
+from jpets.engine import engine as engine_module
 from jpets.engine.compilation.background import BackgroundCompiler
 from jpets.engine.compilation.readiness import Programs
 from jpets.engine.engine import Engine
 from jpets.engine.planning.merged import MergedCopies
 from jpets.engine.residency.residency import Residency
+from jpets.types import Query
 
 
 class Broken(Exception):
@@ -58,6 +60,31 @@ def test_nothing_is_left_of_a_start_that_fails(
     del engine
     gc.collect()
     assert sum(array.nbytes for array in jax.live_arrays()) == memory
+
+
+@pytest.mark.usefixtures("learning_costs")
+def test_a_killed_process_has_told_the_next_start_what_it_learnt(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the number of its slots."""
+    monkeypatch.setattr(engine_module, "KEEP_SECONDS", 0.01)
+    tasks, asked = method_tasks(shallow())[:1], [Query(None, input_ids=[5, 6, 7])] * 3
+
+    def start(slots: int) -> Engine:
+        settings = dataclasses.replace(ENGINE_SETTINGS, slots=slots)
+        return Engine(shallow(), tasks, settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[1:])
+
+    with start(4).start() as running:
+        key = running.specialise(asked)
+        assert key is not None
+        own = next(program for program in running.replica.programs if program.key == key)
+        own.seconds = 1e-9  # as on a machine where it pays
+        running.infer(asked)
+        wait_until(lambda: own.followed == 1)
+        wait_until(lambda: start(4).costs.get(key) == own.seconds)
+        other = start(9)
+        assert other.family != running.family
+        wait_until(lambda: other._remembered.read(other.replica.classes) == [key])
 
 
 def test_each_part_is_closed_whatever_another_one_raises(

@@ -79,13 +79,6 @@ class Programs:
         self._try_out(program)
         self._replica.add_program(program)
 
-    def keep_costs(self) -> None:
-        """Saves the costs that programs were found to have while they served."""
-        for program in self._replica.programs:
-            if program.followed:  # a mere estimate must not pass for a measurement
-                self._costs.set(program.key, program.seconds)
-        self._costs.save()
-
     def _try_out(self, program: Program) -> None:
         """The first run, which takes several times as long as later ones: a CPU's code is linked in it. Runs on this
         thread do not hold up the owner. Several devices must all start the same runs in the same order: the owner's."""

@@ -8,7 +8,7 @@ import json
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import numpy as np
@@ -20,10 +20,10 @@ from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.pace import SETTLED, Pace
-from jpets.engine.costs.shared_file import SharedFile
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.network import Network
 from jpets.engine.programs.program import Family, Program, ProgramKey
+from jpets.engine.programs.shared_file import SharedFile
 
 HABIT = 0.1
 """Weight of the latest batch in the cost of its program."""
@@ -48,7 +48,7 @@ class CostTable:
 
     def __init__(self, path: pathlib.Path, family: Family, operators: Callable[[], Operators] | None = None) -> None:
         """``operators`` gives those of the family as it is now: classes come later, with candidates of their own."""
-        self._file = SharedFile(path, _parsed, _written)
+        self._file = SharedFile(path, "costs of programs", _parsed, _written)
         self._network = family.network
         self._operators = operators or (lambda: family.operators)
         self.pace = Pace()
@@ -137,9 +137,10 @@ class CostTable:
         names = [(of, operators.exceptions_of(str(of))) for of in key.variant.classes()]
         return " ".join([str(key), *(f"{of} by {own}" for of, own in names if own)])
 
-    def save(self) -> None:
-        """Adds what was timed here to the file."""
-        own = {self._name(key): seconds for key, seconds in self._timed.items()}
+    def save(self, programs: Iterable[Program] = ()) -> None:
+        """Adds what was timed here to the file, and the times that batches of ``programs`` were found to take."""
+        served = {p.key: p.seconds for p in programs if p.followed}  # a mere estimate must not pass for a measurement
+        own = {self._name(key): seconds for key, seconds in {**self._timed, **served}.items()}
         self._file.update(lambda stored: {**(stored or {}), **own})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from unittest import mock
 
@@ -13,7 +12,7 @@ import pytest
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.compilation import wanted
-from jpets.engine.compilation.remembered import RememberedPrograms
+from jpets.engine.compilation.remembered import ENOUGH, RememberedPrograms
 from jpets.engine.compilation.wanted import MOST_WANTED, RATE_SECONDS, Wanted
 from jpets.engine.programs.program import Program, ProgramKey
 
@@ -133,13 +132,35 @@ def test_the_next_start_knows_the_programs_that_had_batches(tmp_path: pathlib.Pa
     assert file.read([]) == [early]
 
 
+def test_a_quiet_start_forgets_nothing(tmp_path: pathlib.Path) -> None:
+    path, early, late, later = tmp_path / "programs.json", key(2), key(3), key(4)
+    RememberedPrograms(path).write([program(early, 1.0), program(late, 2.0)], [])
+    second = RememberedPrograms(path)
+    assert second.read([]) == [late, early]
+    second.write([program(later, 1.0, followed=1)], [])
+    assert second.read([]) == [later, late, early]
+    second.write([program(later, 1.0, followed=ENOUGH)], [])
+    assert second.read([]) == [later], "its traffic never had the others"
+
+
+def test_what_another_server_writes_stays(tmp_path: pathlib.Path) -> None:
+    path, own, theirs, of_class = tmp_path / "programs.json", key(2), key(3), key(4, LORA)
+    first, second = RememberedPrograms(path), RememberedPrograms(path)
+    first.read([])
+    second.write([program(theirs, 1.0, followed=ENOUGH), program(of_class, 0.5)], [])
+    first.write([program(own, 1.0, followed=ENOUGH)], [])
+    assert first.read([]) == [own, theirs]
+    assert first.read([LORA]) == [own, theirs, of_class], "tasks come and go"
+
+
 @pytest.mark.parametrize("text", ["", "[{]", '{"bucket": 1}', '[{"bucket": {}}]', "[1]", "7"])
 def test_a_damaged_file_is_left_out(tmp_path: pathlib.Path, text: str) -> None:
     path = tmp_path / "programs.json"
     path.write_text(text)
     assert RememberedPrograms(path).read([LORA]) == []
-    path.write_text(json.dumps([]))
-    assert RememberedPrograms(path).read([LORA]) == []
+    assert not path.exists()
+    RememberedPrograms(path).write([program(key(2), 1.0)], [])
+    assert RememberedPrograms(path).read([LORA]) == [key(2)]
 
 
 def test_what_batches_lose_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
