@@ -1,4 +1,4 @@
-"""What runs next while one tenant floods the device and others use less than their part of it."""
+"""What runs next while tenants flood the device and others use less than their part of it."""
 
 from __future__ import annotations
 

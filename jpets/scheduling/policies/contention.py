@@ -1,4 +1,4 @@
-"""One party floods a device while others use less than their part of it: which batch is next, and how long it may be.
+"""Some parties flood a device while others use less than their part of it: which batch is next, and how long it may be.
 
 A batch that runs is never interrupted, so beside a flood all parties wait for long batches. During a flood, parties
 that keep to their part of the device's tokens go first, in batches of their own, and the flood's batches take only a
@@ -8,6 +8,7 @@ few times as long as theirs. A party's part is a token bucket: an equal share of
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -21,6 +22,11 @@ BURST = 1.0
 that keeps to its part."""
 SIMILAR = 1.25
 """Times the cheapest batch's time that a batch may take where it has room for others' queries."""
+APART = 4
+"""Times as many queries as any of the others have waiting, several parties flood a device together: as many wait for
+all on a device that is merely busy."""
+MUCH = 8
+"""A party that floods a device with others has at least this part of a batch waiting: an eighth."""
 HABIT = 0.1
 """Weight of the latest batch in the typical time of a batch of parties that keep to their part."""
 
@@ -46,18 +52,20 @@ class Contention:
         return now < self._until
 
     def modest(self, parties: Sequence[Hashable], most: int, now: float, below: int = 0) -> list[int]:
-        """A window's queries of parties that keep to their part and have at most ``most`` queries (a batch's rows)
-        waiting; empty where no party has more. ``below``: the queries of the party of lower priority that has most of
-        them."""
+        """A window's queries of parties that keep to their part and do not flood the device, where others do: those
+        have more queries waiting than a batch has rows (``most``), alone or together. ``below``: the queries of the
+        party of lower priority that has most of them."""
         counts = Counter(parties)
-        flooded = below > most or (len(counts) > 1 and max(counts.values()) > most)
-        if not (self._stretch and flooded):
+        least = flood_count(sorted(counts.values(), reverse=True), most)
+        if not (self._stretch and (below > most or (len(counts) > 1 and least is not None))):
             self.keeping = set()
             return []
         for party in counts:
             self._levels.setdefault(party, (math.inf, now))  # it has its part, though it may not have been served
-        first = below > most and max(counts.values()) <= most  # their priority goes before the flood, whatever they use
-        self.keeping = {p for p, count in counts.items() if count <= most and (first or self._level(p, now) > 0)}
+        if least is None:  # their priority goes before the flood, whatever they use
+            self.keeping = set(counts)
+        else:
+            self.keeping = {p for p, count in counts.items() if count < least and self._level(p, now) > 0}
         if self.keeping:
             self._until = now + BURST
         return [q for q, party in enumerate(parties) if party in self.keeping]
@@ -89,6 +97,23 @@ class Contention:
         full = self._part * BURST
         left, then = self._levels.get(party, (full, now))
         return min(full, left + self._part * (now - then))
+
+
+def flood_count(counts: Sequence[int], most: int) -> int | None:
+    """The queries waiting from which on a party floods a device; None while none does. ``counts`` are those of each
+    party, descending.
+
+    One party with more than ``most`` does, and so do several that have more together, each at least an eighth of it and
+    ``APART`` times as many as any other party.
+    """
+    if not counts or counts[0] > most:
+        return most + 1 if counts else None
+    total = 0
+    for count, following in itertools.pairwise(counts):
+        total += count
+        if total > most and count >= max(APART * following, most / MUCH):
+            return count
+    return None
 
 
 def own_batch(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jpets.scheduling.costs.shape import Shape
 from jpets.scheduling.order.fairness import fill
-from jpets.scheduling.policies.contention import BURST, Contention, own_batch, short_batch
+from jpets.scheduling.policies.contention import BURST, Contention, flood_count, own_batch, short_batch
 
 MOST = 4
 SHAPES = [Shape(n * 32, ((n, 32),), 0.001 + 0.001 * n, padded=True) for n in (1, 2, 4)]
@@ -115,3 +115,35 @@ def test_a_short_batch_is_short_and_holds_the_first(lengths: list[int], longest:
     rate = len(batch) / cost
     allowed = [s for s in SHAPES if s.seconds <= max(longest, SHAPES[0].seconds)]
     assert rate >= np.max([len(fill(range(len(lengths)), lengths, s, MOST)) / s.seconds for s in allowed]) - 1e-9
+
+
+def test_several_may_flood_together() -> None:
+    own = contention()
+    together = [*"aaaa", *"bbbb", "c", *"bbb"]
+    assert own.modest(together, 2 * MOST, 0.0) == [8]
+    assert own.lasts(0.0) and own.keeping == {"c"}
+    alike = [*"aaaa", *"bbbb", *"cc"]
+    assert own.modest(alike, 2 * MOST, 9.0) == [], "as many wait for everybody"
+    assert not own.lasts(9.0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([], None),
+        ([128], None),
+        ([129], 129),
+        ([500, 128, 1], 129),
+        ([100, 100, 1], 100),
+        ([100, 100, 90, 1], 90),
+        ([100, 100, 90, 30, 1], 30),
+        ([100, 100, 90, 30, 10], None),
+        ([64, 64, 1], None),
+        ([64, 64, 1, 1], None),
+        ([5] * 40 + [1], None),
+        ([16] * 9 + [4, 4], 16),
+        ([50, 30, 20, 15, 12, 10, 9, 8, 7], None),
+    ],
+)
+def test_which_counts_are_a_flood(counts: list[int], expected: int | None) -> None:
+    assert flood_count(counts, 128) == expected
