@@ -15,6 +15,9 @@ MANY_TOKENS = 16384
 """The same for accelerators: 128 rows of 128 tokens keep one busy for milliseconds, which a host can plan beside."""
 GAIN = 1.05
 """A batch is large enough when its tokens cost at most so many times what they cost at best."""
+LEAST_TOKENS = 1024
+"""Tokens up to which a batch may grow in any case: a task's heavy deltas are read once a batch, and the host plans once
+a batch, which shapes without deltas do not show."""
 TOKENS_A_ROW = 8
 """So short texts fill a batch too."""
 MOST_ROWS = 512
@@ -35,6 +38,6 @@ def with_batch_limits(settings: EngineSettings, platform: str, points: Iterable[
     cheap = cheap_tokens(points) or usual
     if cheap == max((point.tokens for point in points), default=0):  # it may fall beyond what was measured
         cheap = max(cheap, usual)
-    tokens = settings.max_batch_tokens or cheap
+    tokens = settings.max_batch_tokens or max(cheap, LEAST_TOKENS)
     rows = settings.max_batch_rows or min(MOST_ROWS, max(1, tokens // TOKENS_A_ROW))
     return dataclasses.replace(settings, max_batch_tokens=tokens, max_batch_rows=rows)

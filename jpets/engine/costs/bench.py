@@ -24,6 +24,7 @@ from jpets.engine.batch.rows import Row
 from jpets.engine.costs.coarse_profile import LENGTHS, ROWS, WINDOW, stepped_grid
 from jpets.engine.costs.cost_table import full_rows
 from jpets.engine.costs.figures import ClassFigures
+from jpets.engine.device.memory import banks_bytes, param_bytes
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.network import Network, Params
@@ -75,18 +76,12 @@ class Bench:
         self._most_tokens = max_tokens
         self._longest = family.config.max_positions
         self._heavy_tokens = min(HEAVY_TOKENS, max_tokens)
-        self._layers = min(family.config.layers, max(2, -(-STACK_WEIGHTS // family.config.layer_weights())))
-        self._scale = family.config.layers / self._layers
-        network = family.network.shortened(self._layers)
-        self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}
-        most = max(tasks for cases in HEAVY_CASES.values() for tasks, _, _ in cases)
-        slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are shortened
-        operators = family.operators.renamed({str(key): str(own) for key, own in self._short.items()})
-        self.family = dataclasses.replace(
-            family, network=network, slots=tuple(sorted(slots.items())), operators=operators
-        )
+        self.family, self._short = shortened(family)
+        network = self.family.network
+        self._scale = family.config.layers / network.config.layers
         params = _random_params(network, family.dtype)
         self.replica = Replica(self.family, params, mesh)
+        most = _most_tasks()
         for key, _ in self.family.slots:
             if (part := class_method(key.method).typical(key, network.config)) is not None:
                 arrays = slot_arrays(part, key, network.config, family.dtype, network.base_bias(params))
@@ -96,8 +91,12 @@ class Bench:
         self._rng = np.random.default_rng(0)
 
     def bare(self, bucket: Bucket) -> Callable[[], float]:
-        case = self._case(bucket)
-        return lambda: case.median * self._scale
+        case = self.case(bucket)
+        return lambda: self.whole_seconds(case)
+
+    def whole_seconds(self, case: Case) -> float:
+        """The median of a case's times, as the whole backbone would have it."""
+        return case.median * self._scale
 
     def light(self, key: ClassKey) -> Callable[[], Grid]:
         """A window's cost grows with its cells, with any rows in it: proportional to n l. It has more cells than
@@ -105,7 +104,7 @@ class Bench:
         variant = make_variant({self._short[key]: FULL})
         buckets = self._buckets(LIGHT_SHAPES)
         cells_a_token = 1.0 if class_method(key.method).kind == "row" else WINDOW
-        pairs = [(self._case(bucket, variant), self._case(bucket)) for bucket in buckets]
+        pairs = [(self.case(bucket, variant), self.case(bucket)) for bucket in buckets]
 
         def found() -> Grid:
             cells = np.array([bucket.tokens for bucket in buckets], float)
@@ -128,8 +127,8 @@ class Bench:
             (
                 bucket.run(run),
                 shape,
-                self._case(bucket, variants[run], key, shape),
-                self._case(bucket, variants[run], None, shapes[-1]),
+                self.case(bucket, variants[run], key, shape),
+                self.case(bucket, variants[run], None, shapes[-1]),
             )
             for run, shapes in held.items()
             for shape in shapes
@@ -152,15 +151,15 @@ class Bench:
         bucket, needs = self._heavy_bucket(), {self._short[key]: FULL}
         short = bucket.groups[0][1]
         rows = (1, self._heavy_tokens // short, short)
-        product = self._case(bucket, make_variant(needs), key, rows)
-        replaced = self._case(bucket, make_variant(needs, replaced=True), key, rows)
-        bare = self._case(bucket)
+        product = self.case(bucket, make_variant(needs), key, rows)
+        replaced = self.case(bucket, make_variant(needs, replaced=True), key, rows)
+        bare = self.case(bucket)
         return lambda: min(1.0, _added(product, replaced) / bare.median)
 
     def loop_share(self, key: ClassKey) -> Callable[[], float]:
         """How much slower programs become by having a loop over this class, without any row in it."""
         looped = make_variant({self._short[key]: FULL})
-        pairs = [(self._case(bucket, looped), self._case(bucket)) for bucket in self._buckets(LOOP_SHAPES)]
+        pairs = [(self.case(bucket, looped), self.case(bucket)) for bucket in self._buckets(LOOP_SHAPES)]
 
         def found() -> float:
             return sum(_added(*pair) for pair in pairs) / sum(bare.median for _, bare in pairs)
@@ -182,7 +181,7 @@ class Bench:
 
         return found
 
-    def _case(
+    def case(
         self,
         bucket: Bucket,
         variant: Variant | None = None,
@@ -223,6 +222,28 @@ class Bench:
         """Runs a case's batch, which is assembled once, and waits for its end."""
         assembled = self.replica.assemble(self._rows(case), program)
         return lambda: jax.block_until_ready(self.replica.try_out(program, assembled))
+
+
+def shortened(family: Family) -> tuple[Family, dict[ClassKey, ClassKey]]:
+    """The family of a short stack of layers with room for the measured tasks; what became of each class."""
+    layers = min(family.config.layers, max(2, -(-STACK_WEIGHTS // family.config.layer_weights())))
+    short = {key: _shortened(key, layers, family.config.layers / layers) for key, _ in family.slots}
+    slots = dict.fromkeys(short.values(), 1 + _most_tasks())  # two classes may become equal when they are shortened
+    operators = family.operators.renamed({str(key): str(own) for key, own in short.items()})
+    network, slots_of = family.network.shortened(layers), tuple(sorted(slots.items()))
+    return dataclasses.replace(family, network=network, slots=slots_of, operators=operators), short
+
+
+def bench_bytes(family: Family, mesh: MeshSlice) -> int:
+    """Bytes of a bench's arrays on each device, before there is one."""
+    short, _ = shortened(family)
+    params = short.network.abstract_params(short.dtype)
+    backbone = param_bytes(short.network, params, short.dtype, mesh)
+    return backbone + banks_bytes(dict(short.slots), short.config, short.dtype, mesh)
+
+
+def _most_tasks() -> int:
+    return max(tasks for cases in HEAVY_CASES.values() for tasks, _, _ in cases)
 
 
 def _added(own: Case, other: Case) -> float:

@@ -64,8 +64,7 @@ class Figures:
 
     def with_later(self, later: Figures) -> Figures:
         """These, and ``later`` ones in their place where both have figures."""
-        alpha, packed = (later.alpha, later.packed) if later.alpha is not None else (self.alpha, self.packed)
-        return Figures(alpha, packed, {**self.classes, **later.classes})
+        return Figures(later.alpha or self.alpha, later.packed or self.packed, {**self.classes, **later.classes})
 
     def by(self, operators: Operators) -> Figures:
         """Without the figures of classes that had other candidates of operators when they were measured."""

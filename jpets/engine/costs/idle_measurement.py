@@ -1,4 +1,5 @@
-"""Measures the figures of classes while an engine serves: one short batch at a time, when nothing else runs or waits.
+"""Measures the figures of classes and sizes while an engine serves: one short batch at a time, when nothing else runs
+or waits.
 
 The programs that are timed are compiled by the process that compiles in the background, at low priority. They are timed
 here, by the owner of the device, whose moments without work are free of charge: a query that comes meanwhile waits for
@@ -13,23 +14,30 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.costs.bench import Bench, Case
-from jpets.engine.costs.coarse_profile import priced
+from jpets.engine.batch.bucket import Bucket
+from jpets.engine.costs.bench import Bench, Case, bench_bytes
+from jpets.engine.costs.coarse_profile import LENGTHS, priced, typical
 from jpets.engine.costs.figures import ClassFigures, Figures
 from jpets.engine.costs.live_profile import LiveProfile
-from jpets.engine.device.memory import DeviceMemory, tree_bytes
+from jpets.engine.device.memory import DeviceMemory
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.program import Family, Program, ProgramKey
 from jpets.errors import SHUTTING_DOWN, EngineFailure, OutOfSpace, Saturated
 from jpets.free_memory import return_free_memory
+from jpets.scheduling.costs.measured_profile import PackedPoint
 
 log = logging.getLogger(__name__)
 
 TOKENS = 512
-"""Most tokens of a timed batch: it takes about as long as that of a single long text."""
+"""Most tokens of a timed batch with deltas: it takes about as long as that of a single long text."""
+MOST_SIZE = 1 << 15
+"""Most tokens of a timed batch without deltas."""
+MOST_SECONDS = 0.1
+"""Seconds that one of them may take: a query that comes meanwhile waits for its end."""
 ROUNDS = 7
 QUIET = 0.05
 """Seconds without any work before a batch is timed: gaps within a burst of queries are shorter."""
@@ -75,6 +83,7 @@ class IdleMeasurement:
         self._used = used
         self._wait = wait
         self._not_before: dict[ClassKey, float] = {}
+        self._sizes_not_before = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jpets-costs", daemon=True)
 
@@ -90,7 +99,10 @@ class IdleMeasurement:
         while not self._closed.is_set():
             try:
                 if missing := self._missing():
-                    self._measure(missing)
+                    self._with_bench(missing, partial(self._measure, missing))
+                elif not self._profile.sized and self._sizes_not_before <= time.monotonic():
+                    self._sizes_not_before = time.monotonic() + TRY_AGAIN
+                    self._with_bench([], self._measure_sizes)
             except Saturated:  # the engine closes, or the device makes no progress for a while
                 self._put_off(self._missing())
             except Exception:  # figures stay coarse
@@ -109,29 +121,56 @@ class IdleMeasurement:
     def _put_off(self, keys: list[ClassKey]) -> None:
         self._not_before.update(dict.fromkeys(keys, time.monotonic() + TRY_AGAIN))
 
-    def _measure(self, keys: list[ClassKey]) -> None:
-        """All that measuring takes in memory is gone at the end."""
-        family = self._replica.family
-        measured = dataclasses.replace(family, slots=tuple((key, 1) for key in keys))
-        bench = Bench(measured, self._replica.mesh, TOKENS)
-        taken = tree_bytes([bench.replica.params, [bank.arrays for bank in bench.replica.banks.values()]])
+    def _with_bench(self, keys: Sequence[ClassKey], measure: Callable[[Bench], None]) -> None:
+        """All that measuring takes in memory is gone at the end. Raises ``OutOfSpace`` before any of it is taken."""
+        measured = dataclasses.replace(self._replica.family, slots=tuple((key, 1) for key in keys))
+        taken = bench_bytes(measured, self._replica.mesh)
         self._memory.measuring = taken
         try:
-            if self._memory.use(self._replica.programs).total > self._memory.limit:
+            if not self._memory.holds(self._replica.programs):
                 raise OutOfSpace(f"measuring costs takes {taken / 1e6:.0f} MB of device memory, and there is no room")
-            bare: dict[ProgramKey, Program] = {}
-            with ThreadPoolExecutor(1, "jpets-costs-next") as beside:  # compiles for the next class meanwhile
-                coming = beside.submit(self._prepared, keys[0], bench, bare)
-                for following in [*keys[1:], None]:
-                    prepared = coming.result()
-                    if following is not None:
-                        coming = beside.submit(self._prepared, following, bench, bare)
-                    if prepared is not None:
-                        self._measure_class(prepared, bench)
+            measure(Bench(measured, self._replica.mesh, TOKENS))
         finally:
-            del bench
             self._memory.measuring = 0
             return_free_memory()
+
+    def _measure(self, keys: Sequence[ClassKey], bench: Bench) -> None:
+        bare: dict[ProgramKey, Program] = {}
+        with ThreadPoolExecutor(1, "jpets-costs-next") as beside:  # compiles for the next class meanwhile
+            coming = beside.submit(self._prepared, keys[0], bench, bare)
+            for following in [*keys[1:], None]:
+                prepared = coming.result()
+                if following is not None:
+                    coming = beside.submit(self._prepared, following, bench, bare)
+                if prepared is not None:
+                    self._measure_class(prepared, bench)
+
+    def _measure_sizes(self, bench: Bench) -> None:
+        """Packed shapes without deltas, small ones first, up to one that takes too long or has no room: how the cost of
+        a token falls with their number."""
+        config, timed = bench.family.config, list[tuple[PackedPoint, Case, Callable[[], object]]]()
+        sizes = [1 << power for power in range(6, MOST_SIZE.bit_length())]
+        for tokens, groups in typical(sizes, min(LENGTHS[-1], config.max_positions)):
+            case = bench.case(Bucket(tokens, groups))
+            program = self._compile(bench.family, case.program)
+            if program is None:
+                raise EngineFailure("a program to measure could not be compiled")
+            if not self._memory.holds([*self._replica.programs, program]):
+                if not timed:
+                    raise OutOfSpace("there is no device memory for a batch to measure")
+                break
+            run = bench.run_of(case, program)
+            self._first_run(run)
+            self._time(case, run)
+            timed.append((PackedPoint(tokens, groups, 0.0), case, run))
+            if 2 * case.seconds[0] > MOST_SECONDS:
+                break
+        for _ in range(ROUNDS - 1):
+            for _, case, run in timed:
+                self._time(case, run)
+        points = (dataclasses.replace(point, seconds=bench.whole_seconds(case)) for point, case, _ in timed)
+        self._profile.add(Figures(packed=tuple(points)))
+        log.info("costs of sizes were measured", extra={"tokens": timed[-1][0].tokens})
 
     def _prepared(self, key: ClassKey, bench: Bench, bare: dict[ProgramKey, Program]) -> _Prepared | None:
         """None where another server, or another device's engine, has measured the class. ``bare`` are programs without

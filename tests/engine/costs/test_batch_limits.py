@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jpets.config import EngineSettings
-from jpets.engine.costs.batch_limits import MANY_TOKENS, MOST_ROWS, cheap_tokens, with_batch_limits
+from jpets.engine.costs.batch_limits import LEAST_TOKENS, MANY_TOKENS, MOST_ROWS, cheap_tokens, with_batch_limits
 from jpets.scheduling.costs.measured_profile import PackedPoint
 
 
@@ -39,6 +39,8 @@ def test_measured_costs_decide() -> None:
     found = with_batch_limits(EngineSettings(), "cpu", points((512, 0.1), (2048, 0.2), (8192, 0.8)))
     assert (found.max_batch_tokens, found.max_batch_rows) == (2048, 256)
     assert with_batch_limits(EngineSettings(), "gpu", []).max_batch_rows == MOST_ROWS
+    found = with_batch_limits(EngineSettings(), "cpu", points((64, 0.0064), (1024, 0.1), (2048, 0.21)))
+    assert found.max_batch_tokens == LEAST_TOKENS, "deltas gain from more"
 
 
 @pytest.mark.parametrize(("platform", "usual"), [("cpu", 1024), ("gpu", MANY_TOKENS)])

@@ -6,16 +6,20 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support import wait_until
 
+from jpets.config import EngineSettings
 from jpets.deltas.bitfit import BIAS_CLASS
 from jpets.engine.costs import bench, idle_measurement
+from jpets.engine.costs.batch_limits import LEAST_TOKENS, with_batch_limits
 from jpets.engine.costs.figures import ClassFigures, Figures
 from jpets.engine.costs.idle_measurement import IdleMeasurement
-from jpets.engine.costs.live_profile import LiveProfile
+from jpets.engine.costs.live_profile import LiveProfile, figures_file
+from jpets.engine.device.memory import tree_bytes
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program
 from jpets.scheduling.costs.measured_profile import Grid
@@ -34,6 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_measurement, "LOOK_AGAIN", 0.01)
     monkeypatch.setattr(idle_measurement, "ROUNDS", 2)
     monkeypatch.setattr(idle_measurement, "MOST_REST", 0.0)
+    monkeypatch.setattr(idle_measurement, "MOST_SIZE", 256)
 
 
 @functools.cache
@@ -115,6 +120,61 @@ def test_a_device_without_room_is_left_alone(
     with measuring(engine, profile, compiled) as own:
         wait_until(lambda: not own._missing())
     assert profile.coarse
+
+
+def measured_all(profile: LiveProfile) -> LiveProfile:
+    axis = np.array([1, 1000])
+    known = ClassFigures(Grid(axis, axis, np.full((2, 2), 0.01)))
+    profile.add(Figures(classes=dict.fromkeys(profile.coarse, known)))
+    return profile
+
+
+def test_sizes_are_measured_after_classes_for_the_next_start(
+    engine: Engine, profile: LiveProfile, tmp_path: Path
+) -> None:
+    assert not measured_all(profile).sized
+    with measuring(engine, profile, compiled):
+        wait_until(lambda: profile.sized, 60)
+        (result,) = engine.infer([Query("mask", input_ids=[5, 6, 7])])
+        assert result.error is None
+    stored = figures_file(tmp_path / "a.profile.json").read()
+    assert stored is not None and [point.tokens for point in stored.packed] == [64, 128, 256]
+    assert all(point.seconds > 0 for point in stored.packed) and stored.alpha is None
+    settings = with_batch_limits(EngineSettings(), "cpu", stored.packed)
+    assert settings.max_batch_tokens == LEAST_TOKENS
+
+
+def test_sizes_grow_until_one_would_hold_up_a_query(
+    engine: Engine, profile: LiveProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_measurement, "MOST_SECONDS", 1e-9)
+    with measuring(engine, measured_all(profile), compiled):
+        wait_until(lambda: profile.sized, 60)
+    assert len(profile._figures.packed) == 1
+
+
+def test_memory_is_asked_for_before_it_is_taken(
+    engine: Engine, profile: LiveProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is asked for is what is taken."""
+    taken: list[tuple[int, int]] = []
+
+    class Watched(bench.Bench):
+        def __init__(self, *arguments: Any) -> None:
+            asked = engine.memory.measuring
+            super().__init__(*arguments)
+            own = self.replica
+            taken.append((asked, tree_bytes([own.params, [bank.arrays for bank in own.banks.values()]])))
+
+    monkeypatch.setattr(idle_measurement, "Bench", Watched)
+    with measuring(engine, profile, lambda family, key: None) as own:
+        wait_until(lambda: not own._missing())
+        assert taken and all(asked == there for asked, there in taken)
+        taken.clear()
+        monkeypatch.setattr(engine.memory, "limit", engine.memory.use(engine.replica.programs).total + 1)
+        own._not_before.clear()
+        wait_until(lambda: not own._missing())
+    assert not taken
 
 
 def test_an_engine_that_closes_does_not_wait_for_quiet(engine: Engine, profile: LiveProfile) -> None:
