@@ -48,6 +48,8 @@ IDLE = 120.0
 """Most seconds with nothing to do between that traffic and what is timed."""
 FEW_MISS = 0.05
 """Share of the batches that may miss their programs when timing begins."""
+ALIKE = 3
+"""Passes over the traffic in which no other students may have got weights of their own."""
 STREAM_LOAD, STREAM_SECONDS = 0.5, 20.0
 """Rate of a stream of texts before anything is timed, as a part of what is reached of texts that come together."""
 TARGET = 3.0
@@ -81,10 +83,10 @@ def started(
     merged_gb: float = 0.0,
     traffic: Callable[[StudentServing], None] = lambda serving: None,
 ) -> Iterator[tuple[StudentServing, Mapping[str, float]]]:
-    """Whole groups as they are served, after traffic like this until hardly a batch of it misses its program, or for so
-    many seconds, then other ``traffic``, and after a while with nothing to do, in which programs become one function.
-    Then nothing is compiled any more, as it would take cores from the other systems. Yields the server, and what became
-    of the traffic."""
+    """Whole groups as they are served, after traffic like this until hardly a batch of it misses its program and the
+    same students have merged weights for a while, or for so many seconds, then other ``traffic``, and after a while
+    with nothing to do, in which programs become one function. Then nothing is compiled any more, as it would take cores
+    from the other systems. Yields the server, and what became of the traffic."""
     slots = max(32, sum(len(task.parts) for task in tasks))
     settings = EngineSettings(slots=slots, merged_memory_gb=merged_gb)
     shapes = [part for task in tasks for part in task.parts]
@@ -92,9 +94,12 @@ def started(
     with StudentServing(engine, SizingRule(fixed=True)).start() as serving:
         for task in tasks:
             serving.add_task(task)
-        began, missed = time.monotonic(), 1.0
-        while missed > FEW_MISS and time.monotonic() < began + seconds:
+        began, missed, merged = time.monotonic(), 1.0, list[int]()
+        while time.monotonic() < began + seconds:
             missed = _missed(engine, lambda: [serving.infer(some) for some in queries])
+            merged.append(_merged(engine))
+            if missed <= FEW_MISS and merged[-ALIKE:] == [merged[-1]] * ALIKE:
+                break
         traffic(serving)
         missed = _missed(engine, lambda: [serving.infer(some) for some in queries])
         served = time.monotonic()
@@ -107,10 +112,16 @@ def started(
             "fallback_share": missed,
             "programs": len(engine.replica.programs),
             "in_parts": sum(program.chained for program in engine.replica.programs),
-            "merged": engine.report().devices[0].tasks.merged,
+            "merged": _merged(engine),
         }
         console.log(backbone.name, told)
         yield serving, told
+
+
+def _merged(engine: Engine) -> int:
+    """The students with weights of their own."""
+    (device,) = engine.report().devices
+    return device.tasks.merged
 
 
 def _missed(engine: Engine, run: Callable[[], object]) -> float:
