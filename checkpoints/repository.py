@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import sqlalchemy as sa
 
 from checkpoints.access import Access
@@ -188,12 +187,7 @@ class Repository:
     def outline(self, stored: StoredTask) -> Task | None:
         """``task(stored).outlined()`` from the document alone; None if that does not say how many outputs its head
         has, as without labels."""
-        document = TaskDocument.parse(json.dumps(stored.metadata))
-        if not document.labels:
-            return None
-        shape = (document.backbone.hidden_size, len(document.labels))
-        head = {"kernel": np.broadcast_to(np.float32(0), shape)}
-        return document.task(stored.id, [{} for _ in document.deltas], head).outlined()
+        return TaskDocument.parse(json.dumps(stored.metadata)).outline(stored.id)
 
     def index(self, maker: str) -> Sequence[IndexedTask]:
         """Every task of every tenant with the layout that ``maker`` kept of its blob, the most used first."""

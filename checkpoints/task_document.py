@@ -151,6 +151,14 @@ class TaskDocument(_Part):
             students=Students(**self.students.model_dump()) if self.students is not None else None,
         )
 
+    def outline(self, id: str) -> Task | None:
+        """``Task.outlined`` of its task; None if it does not say how many outputs the head has, as without labels."""
+        if not self.labels:
+            return None
+        shape = (self.backbone.hidden_size, len(self.labels))
+        head = {"kernel": np.broadcast_to(np.float32(0), shape)}
+        return self.task(id, [{} for _ in self.deltas], head).outlined()
+
 
 def _plain(value: object) -> object:
     """NumPy scalars and any mapping or sequence as plain Python, for ``json.dumps``."""
