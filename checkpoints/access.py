@@ -19,6 +19,7 @@ from checkpoints.ids import check_id
 from jpets.access import SCOPES, Key, Limits, Scope, digest_of_key
 from jpets.errors import InvalidInput, NotFound
 from jpets.types import DEFAULT_TENANT
+from jpets.watch import Watch
 
 LONGEST_NOTE = 200
 ONLY = {"row": 1}
@@ -106,6 +107,10 @@ class Access:
         """Of the last change, by any writer."""
         with self._catalog.read() as connection:
             return connection.execute(sa.select(ACCESS.c.number)).scalar() or 0
+
+    def watch(self) -> Watch:
+        """A watch for changes of ``number``; it is told of them where the catalogue's database tells."""
+        return self._catalog.watch(ACCESS)
 
     def known(self) -> Known:
         with self._catalog.read() as connection:

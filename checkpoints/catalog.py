@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from checkpoints.dialects import Name, catalogue_url, dialect_of, make_engine
 from jpets.errors import Saturated
+from jpets.watch import Watch
 
 BUSY_SECONDS = 30
 WRITE = "jpets_write"
@@ -121,6 +122,7 @@ class Catalog:
         self._dialect = dialect_of(url, BUSY_SECONDS)
         self._engine = make_engine(self._dialect, url)
         sa.event.listen(self._engine, "begin", self._begin)
+        self._listener = self._dialect.listener(self._engine)
         with self.read() as connection:
             complete = self._is_complete(connection)
         if not complete:
@@ -143,7 +145,13 @@ class Catalog:
             with connection.begin():
                 yield connection
 
+    def watch(self, table: sa.Table) -> Watch:
+        """A watch for changes that ``table`` counts, by any writer. It is told of them where the database tells."""
+        return Watch() if self._listener is None else self._listener.watch(table.name)
+
     def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
         self._engine.dispose()
 
     def _is_complete(self, connection: sa.Connection) -> bool:

@@ -1,4 +1,5 @@
-"""The differences of SQLite and PostgreSQL for a catalogue: locks, the count of changes, errors, some expressions.
+"""The differences of SQLite and PostgreSQL for a catalogue: locks, the count of changes and who hears of them, errors,
+some expressions.
 
 Both keep one rule: transactions that write follow one another, from their start to their commit. So a version number
 is given out only once, and a reader that has seen a change's number has seen every change before it.
@@ -17,6 +18,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from checkpoints.listening import PREFIX, TELLING, Listener
 from jpets.errors import InvalidInput, JpetsError, OutOfSpace, Saturated
 from jpets.files import DISK_FULL
 
@@ -48,6 +50,10 @@ class Dialect(Protocol):
     programs count too."""
 
     def engine(self, url: sa.URL) -> sa.Engine: ...
+
+    def listener(self, engine: sa.Engine) -> Listener | None:
+        """What hears of changes; None where the database, or its driver, tells of none."""
+        ...
 
     def begin(self, connection: sa.Connection, *, writes: bool) -> None:
         """Begins a transaction; one that writes holds the catalogue's only write lock from here on."""
@@ -90,6 +96,9 @@ class SQLite:
         sa.event.listen(engine, "connect", configure)
         return engine
 
+    def listener(self, engine: sa.Engine) -> Listener | None:
+        return None
+
     def begin(self, connection: sa.Connection, *, writes: bool) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -105,8 +114,9 @@ class PostgreSQL:
 
     names: ClassVar[str] = """
         SELECT tablename FROM pg_tables WHERE schemaname = current_schema()
-        UNION SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass('versions')"""
-    triggers: ClassVar[Mapping[str, str]] = {
+        UNION SELECT tgname FROM pg_trigger
+            WHERE tgrelid IN (to_regclass('versions'), to_regclass('changes'), to_regclass('access'))"""
+    _counting: ClassVar[Mapping[str, str]] = {
         f"changed_{name}": f"""
             CREATE OR REPLACE FUNCTION count_change() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT
             AS $$
@@ -122,6 +132,20 @@ class PostgreSQL:
             CREATE TRIGGER changed_{name} AFTER {event} ON versions FOR EACH ROW EXECUTE FUNCTION count_change()"""
         for name, event in EVENTS.items()
     }
+    _telling: ClassVar[Mapping[str, str]] = {
+        f"told_{table}": f"""
+            CREATE OR REPLACE FUNCTION tell_change() RETURNS trigger LANGUAGE plpgsql
+            AS $$
+            BEGIN
+                PERFORM pg_notify('{PREFIX}' || TG_TABLE_NAME, TG_TABLE_SCHEMA);
+                RETURN NULL;
+            END $$;
+            DROP TRIGGER IF EXISTS told_{table} ON {table};
+            CREATE TRIGGER told_{table} AFTER INSERT OR UPDATE ON {table}
+                FOR EACH STATEMENT EXECUTE FUNCTION tell_change()"""
+        for table in TELLING
+    }
+    triggers: ClassVar[Mapping[str, str]] = {**_counting, **_telling}
     unreachable = ("08", "53", "57", "58")
     """Classes of errors of the connection, of the server's resources, of a server that is shut down, and of its
     system."""
@@ -132,8 +156,16 @@ class PostgreSQL:
     def engine(self, url: sa.URL) -> sa.Engine:
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
+        return self._engine(url, pool_pre_ping=True)
+
+    def listener(self, engine: sa.Engine) -> Listener | None:
+        if engine.dialect.driver != "psycopg":
+            return None
+        return Listener(self._engine(engine.url, poolclass=sa.NullPool))
+
+    def _engine(self, url: sa.URL, **pool: Any) -> sa.Engine:
         waits = {name: value for name, value in CLIENT_WAITS.items() if name not in url.query}
-        engine = sa.create_engine(url, pool_pre_ping=True, isolation_level="READ COMMITTED", connect_args=waits)
+        engine = sa.create_engine(url, isolation_level="READ COMMITTED", connect_args=waits, **pool)
 
         def configure(connection: DBAPIConnection, record: object) -> None:
             # A machine that disappears must not hold the lock for hours.

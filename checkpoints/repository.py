@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from checkpoints.access import Access
 from checkpoints.blobs import Blobs, LocalBlobs, digest_of
-from checkpoints.catalog import BACKBONES, LAYOUTS, TASKS, VERSIONS, Catalog
+from checkpoints.catalog import BACKBONES, CHANGES, LAYOUTS, TASKS, VERSIONS, Catalog
 from checkpoints.copying import copy
 from checkpoints.dialects import insert
 from checkpoints.ids import LATEST, check_alias, check_id
@@ -33,6 +33,7 @@ from checkpoints.task_file import read_bytes, read_task
 from checkpoints.versions import ACTIVE, UPLOADED, Change, StoredTask, TaskRows, list_tasks
 from jpets.errors import JpetsError
 from jpets.types import DEFAULT_TENANT, Task, TaskName
+from jpets.watch import Watch
 
 STALE_SECONDS = 3600.0
 """Age of a temporary file that only a dead writer can have left."""
@@ -209,6 +210,10 @@ class Repository:
         number ``since``: each once, deleted ones included."""
         with self._catalog.read() as connection:
             return changed_since(connection, since)
+
+    def watch(self) -> Watch:
+        """A watch for ``changes``; it is told of them where the catalogue's database tells."""
+        return self._catalog.watch(CHANGES)
 
     def keep_layouts(self, maker: str, layouts: Mapping[str, str]) -> None:
         """Keeps the layouts of ``maker`` for blobs (by digest), until the blobs are removed."""

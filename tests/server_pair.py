@@ -65,12 +65,20 @@ class Server:
         }
 
 
-def make_server(folder: Path, backbone: Backbone, validator: Any, cache: Path, settings: ServingSettings) -> Server:
-    repository = Repository(folder, validator=validator)
+def make_server(
+    folder: Path,
+    backbone: Backbone,
+    validator: Any,
+    cache: Path,
+    settings: ServingSettings,
+    catalogue: str | None = None,
+) -> Server:
+    """One with a catalogue of its own follows by itself; in a folder the tests say when."""
+    repository = Repository.open(folder, catalogue=catalogue, validator=validator)
     services = Services(Service(repository, backbone, validator))
 
     def make(coming: Mapping[ClassKey, int]) -> Engine:
         return Engine(backbone, (), SETTINGS, coming=coming, cache_dir=cache, buckets=BUCKETS)
 
-    services.first.start(make)  # no server follows by itself: the tests say when
+    (services.first if catalogue is None else services).start(make)
     return Server(repository, services, settings, client_of(services, settings))

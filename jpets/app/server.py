@@ -84,7 +84,7 @@ def _serve(options: Options) -> None:
         repository = stack.enter_context(opened_repository(options, backbone))
         keyring = Keyring(repository.access)
         check_open_to_all(options, keyring)
-        follower = Repeated(keyring.refresh, "following the keys")
+        follower = Repeated(keyring.refresh, "following the keys", watch=repository.access.watch())
         stack.callback(follower.close)
         if options.demo:
             add_demo_tasks(repository)

@@ -31,6 +31,11 @@ class Following:
         tasks.follow = self.follow
         preparations.again = self._again
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether ``refresh`` has a task to look at again."""
+        return bool(self._changed)
+
     def begin(self, progress: Progress) -> list[Known]:
         """Every task of the repository, the most used first; ``refresh`` looks at what changed since."""
         self._seen = self._tasks.repository.last_change()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
 from jpets.types import DEFAULT_TENANT, Task, TaskName
+from jpets.watch import Watch
 
 Validator = Callable[[bytes | memoryview, str], Task]
 """(file's bytes, id) -> the task; raises ``InvalidTask`` for a file that cannot be served."""
@@ -128,6 +129,10 @@ class TaskRepository(Protocol):
 
     def changes(self, since: int) -> tuple[int, Sequence[TaskName]]:
         """The number of the last change by anyone, and the tasks, also deleted ones, that changed after ``since``."""
+        ...
+
+    def watch(self) -> Watch:
+        """A watch for ``changes``; it is told of them where the repository can tell."""
         ...
 
     def keep_layouts(self, maker: str, layouts: Mapping[str, str]) -> None:

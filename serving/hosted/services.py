@@ -55,7 +55,7 @@ class Services:
         self.backbones = Backbones(self._roster, self.owned, available, open_backbone, share_memory, grace)
         self._backbone_of = backbone_of
         self._locks = NamedLocks[TaskName]()
-        self._follower = Repeated(self.refresh, FOLLOWING)
+        self._follower = Repeated(self.refresh, FOLLOWING, watch=self.repository.watch())
         self._collector = Repeated(self.repository.collect, "freeing space in the repository", COLLECT_SECONDS)
 
     @property
@@ -95,12 +95,14 @@ class Services:
         self._follower.start()
         self._collector.start()
 
-    def refresh(self) -> None:
-        """``Following.refresh`` of every backbone that takes queries."""
+    def refresh(self) -> bool:
+        """``Following.refresh`` of every backbone that takes queries; whether any has tasks left to look at again."""
         self.owned.refresh()
         with self._roster.reading(), contextlib.ExitStack() as each:
-            for service in () if self._roster.closing else self.all:
+            services = () if self._roster.closing else self.all
+            for service in services:
                 each.callback(service.following.refresh)  # an error of one backbone is raised behind the others
+        return any(service.following.unfinished for service in services)
 
     def drain(self) -> None:
         """Refuses new requests; running ones are answered."""

@@ -181,3 +181,17 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repos
     opened = Repository.open(tmp_path / "repository", catalogue=catalogue)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def open_shared(schema: str, tmp_path: Path) -> Iterator[Callable[..., Repository]]:
+    """Opens one repository in PostgreSQL as another machine does: the folder is its own."""
+    opened: list[Repository] = []
+
+    def open_it(name: str, catalogue: str = schema) -> Repository:
+        opened.append(Repository.open(tmp_path / name, catalogue=catalogue, blobs=f"file://{tmp_path}/blobs"))
+        return opened[-1]
+
+    yield open_it
+    for repository in opened:
+        repository.close()

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,20 +23,6 @@ from jpets.errors import InvalidInput, NotFound, OutOfSpace, Saturated
 from jpets.types import TaskName
 
 Open = Callable[..., Repository]
-
-
-@pytest.fixture
-def open_shared(schema: str, tmp_path: Path) -> Iterator[Open]:
-    """Opens the shared repository as another machine does: the folder is its own."""
-    opened: list[Repository] = []
-
-    def open_it(name: str, catalogue: str = schema) -> Repository:
-        opened.append(Repository.open(tmp_path / name, catalogue=catalogue, blobs=f"file://{tmp_path}/blobs"))
-        return opened[-1]
-
-    yield open_it
-    for repository in opened:
-        repository.close()
 
 
 def test_a_database_is_backed_up_into_a_folder_and_restored(
