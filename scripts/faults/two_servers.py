@@ -2,10 +2,10 @@
 
 ``PYTHONPATH=scripts python -m faults.two_servers`` starts two demo servers on one folder, or on the database that
 ``--catalogue`` names. It uploads, rolls back and deletes through both in turn, and stores tasks in the repository
-directly. After each change it asks the other server (both, after a direct one) until it has and serves the same
-version, or none. Meanwhile ``--queries`` a second name a version that one of the servers told of, and must be answered
-by it, or told that another one is served by now. In the end it compares all that the two report, and what the
-repository holds with what was uploaded. Exit code 1 where a change took longer than a second to be seen.
+directly, no two files alike. After each change it asks the other server (both, after a direct one) until it has and
+serves the same version, or none. Meanwhile ``--queries`` a second name a version that one of the servers told of, and
+must be answered by it, or told that another one is served by now. In the end it compares all that the two report, and
+what the repository holds with what was uploaded. Exit code 1 where a change took longer than a second to be seen.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import dataclasses
+import itertools
 import json
 import pathlib
 import statistics
@@ -27,11 +29,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import ROOT, serve
 
 from checkpoints.repository import Repository
+from checkpoints.task_file import read_task, task_to_bytes
 from jpets.errors import NotFound
 
 TEXT = "a chess engine that plays over the network"
 SOURCES = ("topic", "role")
-"""Demo tasks whose files are uploaded in turn."""
+"""Demo tasks whose like are uploaded in turn."""
 LIMIT = 1.0
 """Seconds within which both must answer alike."""
 LOOK = 0.04
@@ -61,8 +64,9 @@ class Pair:
         self, clients: Sequence[httpx.AsyncClient], repository: Repository, sources: Mapping[str, bytes]
     ) -> None:
         self.clients = clients
-        self.files = list(sources.values())
         self._ids = list(sources)
+        self._tasks = [read_task(data, id=id) for id, data in sources.items()]
+        self._made = itertools.count()
         self._repository = repository
         self._labels: Sequence[str | None] = ()
         self.changes: list[Change] = []
@@ -76,9 +80,15 @@ class Pair:
         """Asks for the answers of the tasks that are there."""
         self._labels = [await self.label(0, id) for id in self._ids]
 
+    def _file(self, source: int) -> bytes:
+        """A file of a source's task, with a description that no other file has."""
+        description = f"file {next(self._made)}"
+        return task_to_bytes(dataclasses.replace(self._tasks[source], description=description))
+
     async def upload(self, id: str, at: int, source: int) -> None:
         async with self._locks[id]:
-            answer = await self.clients[at].put(f"/v1/tasks/{id}", content=self.files[source])
+            file = await asyncio.to_thread(self._file, source)
+            answer = await self.clients[at].put(f"/v1/tasks/{id}", content=file)
             answer.raise_for_status()
             version = answer.json()["version"]
             self._keep(id, version, source)
@@ -87,7 +97,7 @@ class Pair:
     async def store(self, id: str, source: int) -> None:
         """As ``jpets task add --repository`` does."""
         async with self._locks[id]:
-            stored = await asyncio.to_thread(self._repository.put, id, self.files[source])
+            stored = await asyncio.to_thread(lambda: self._repository.put(id, self._file(source)))
             self._keep(id, stored.version, source)
             await asyncio.gather(*(self._agree("stored beside", id, at, stored.version) for at in (0, 1)))
 
@@ -179,7 +189,8 @@ async def measure(
 ) -> dict[str, Any]:
     """Uploads ``rate`` times a second for so long, through both servers in turn, beside so many queries a second.
 
-    ``sources`` are tasks that both serve, with their files, which are uploaded in turn: their answers must differ.
+    ``sources`` are tasks that both serve, with their files; the like of them are uploaded in turn. Their answers must
+    differ.
     """
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60)) for url in urls]
