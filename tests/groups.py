@@ -1,4 +1,4 @@
-"""Groups of students over tiny backbones, and their sizes under a clock that a test sets."""
+"""Groups of students over tiny backbones, what they answer, and their sizes under a clock that a test sets."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from support import make_head, make_task, random_delta, shallow
+from support import logits_of, make_head, make_task, random_delta, shallow
 
 from checkpoints.backbone import Backbone
 from jpets.config import SizingRule
+from jpets.engine.interface import Serves
 from jpets.engine.students.sizing import GroupSize
 from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder
 from jpets.training.predict import group_logits
-from jpets.types import FloatArray, Preprocessing, Query, Students, Task
+from jpets.types import Classification, FloatArray, Preprocessing, Query, Result, Students, Task
 
 RULE = Preprocessing(max_length=32, truncation=True)
+TEXTS = ["a small text", "another one of some more words", "one"]
+FIXED = SizingRule(fixed=True)
 
 
 def group_task(name: str = "group", students: int = 3, seed: int = 0, backbone: Backbone | None = None) -> Task:
@@ -37,6 +40,18 @@ def logits_by_size(task: Task, texts: Sequence[str], backbone: Backbone | None =
     text = TextEncoder.of(backbone)
     tokens = [text.encode(Query(None, each), RULE) for each in texts]
     return group_logits(task, split(backbone.config), dict(backbone.params), text, tokens)
+
+
+def asked(serving: Serves, task: str, texts: Sequence[str] = TEXTS) -> list[Result]:
+    return serving.infer([Query(task, text) for text in texts])
+
+
+def assert_answers(found: Sequence[Result], task: Task, size: int) -> None:
+    """Whether these are the answers by the first ``size`` students, of each of ``TEXTS`` from the first on."""
+    for own, logits in zip(found, logits_by_size(task, TEXTS[: len(found)])[size - 1], strict=True):
+        assert isinstance(own, Classification) and own.students == size and own.task == task.id, own
+        assert own.names == task.labels and own.timing is not None
+        np.testing.assert_allclose(logits_of(own), logits, atol=2e-4)
 
 
 class Clock:

@@ -6,7 +6,6 @@ import dataclasses
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -36,28 +35,29 @@ class Group:
     """Queries that have no answer yet."""
     leaving: bool = False
     """Whether no new query gets it."""
-    _outlining: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-    """Students may be read side by side."""
+    wanted: int = 0
+    """How many students, the first ones, are to be in memory together."""
+    reading: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    """Held while its file is read: what one reading finds serves other students too."""
 
     def queries(self, query: Query, count: int) -> list[Query]:
         """The query for each of the first ``count`` students."""
         return [dataclasses.replace(query, task=id) for id in self.ids[:count]]
 
-    def loader(self, at: int) -> Callable[[], Task]:
-        """What reads one student."""
-        return partial(self._load, at)
+    def read(self) -> Sequence[Task]:
+        """All its students, from its file. One thread at a time.
 
-    def _load(self, at: int) -> Task:
+        Raises what its loader does; ``InvalidTask`` for a file that is not that of the students read before.
+        """
         task = self.entry.load()
         parts = task.parts
         if task.students is None or len(parts) != len(self.ids):
             raise InvalidTask(f"task {task.id!r} was a group of {len(self.ids)} students, found {len(parts)}")
         outline = dataclasses.replace(task, deltas=())
-        with self._outlining:
-            if self.outline is not None and not _alike(self.outline, outline):
-                raise InvalidTask(f"task {task.id!r} has changed since its first student was read; upload it again")
-            self.outline = outline
-        return dataclasses.replace(parts[at], id=self.ids[at])
+        if self.outline is not None and not _alike(self.outline, outline):
+            raise InvalidTask(f"task {task.id!r} has changed since its first student was read; upload it again")
+        self.outline = outline
+        return [dataclasses.replace(part, id=id) for part, id in zip(parts, self.ids, strict=True)]
 
     def place(self, at: int) -> int:
         """The device of a student, by number modulo the number of devices (equation 6)."""

@@ -22,6 +22,7 @@ from jpets.engine.interface import Serves
 from jpets.engine.report import EngineReport
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.students.combining import combined, when_all
+from jpets.engine.students.files import GroupFiles, in_memory
 from jpets.engine.students.group import MARK, TIERS, Group, group_of, is_first, kept_scores, with_id
 from jpets.engine.students.sizing import GroupSize, Together
 from jpets.engine.tasks.entries import Entry, Tier
@@ -57,6 +58,7 @@ class StudentServing(Serves):
         self._groups: dict[TaskName, Group] = {}
         self._sizes = Counter[int]()
         """Groups by their number of students."""
+        self._files = GroupFiles(engine)
         self._changes = threading.Lock()
         """Held while groups change."""
         self._retiring = ThreadPoolExecutor(1, thread_name_prefix="jpets-retire")
@@ -103,7 +105,7 @@ class StudentServing(Serves):
         try:
             for done, task in enumerate(self._start_groups):
                 progress("groups", done, len(self._start_groups))
-                self.add_task(task, load=partial(_itself, task))
+                self.add_task(task, load=in_memory(task))
         except BaseException:
             self.close()
             raise
@@ -152,6 +154,7 @@ class StudentServing(Serves):
     def _parts(self, query: Query, group: Group | None, answering: int) -> list[Query]:
         """The engine's queries for one query. Its names of students are no tasks of a user."""
         if group is not None:
+            self._files.want(group, answering)
             return group.queries(query, answering)
         hidden = isinstance(query.task, str) and MARK in query.task
         return [dataclasses.replace(query, task=f"{query.task}{MARK}") if hidden else query]
@@ -194,6 +197,8 @@ class StudentServing(Serves):
             return
         with self._changes:
             group.asked -= 1
+            if not group.asked:
+                self._files.forget(group)
             leaves = group.leaving and not group.asked
         if leaves:
             with contextlib.suppress(RuntimeError):  # closed: all leave with the engine
@@ -237,11 +242,11 @@ class StudentServing(Serves):
             self.engine.add_task(lowered, tenant=tenant, version=version, load=load, place=place)
             self._replace(name, None)
             return
-        group = group_of(name, load or (lambda: lowered.task), version, len(lowered.students), next(self._numbers))
+        group = group_of(name, load or in_memory(lowered.task), version, len(lowered.students), next(self._numbers))
         group.outline = dataclasses.replace(lowered.task, deltas=())
         try:
             for at, (id, own) in enumerate(zip(group.ids, lowered.students, strict=True)):
-                again, where = None if load is None else group.loader(at), group.place(at)
+                again, where = None if load is None else self._files.loader(group, at), group.place(at)
                 self.engine.add_task(with_id(own, id), tenant=tenant, version=version, load=again, place=where)
         except BaseException:
             self._remove(group)
@@ -272,9 +277,9 @@ class StudentServing(Serves):
         each = len(classes) // students
         try:
             for at, own in enumerate(group.ids):
-                some, place = classes[at * each : (at + 1) * each], group.place(at)
+                again, some = self._files.loader(group, at), classes[at * each : (at + 1) * each]
                 self.engine.register_task(
-                    own, group.loader(at), tenant=tenant, version=version, pinned=pinned, classes=some, place=place
+                    own, again, tenant=tenant, version=version, pinned=pinned, classes=some, place=group.place(at)
                 )
         except BaseException:
             self._remove(group)
@@ -290,7 +295,10 @@ class StudentServing(Serves):
             self.engine.remove_task(task, tenant=tenant)
 
     def warm(self, ids: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
-        self.engine.warm([one for id in ids for one in self._ids(id, tenant)], tenant=tenant)
+        every = list(ids)
+        for group in filter(None, (self._group(id, tenant) for id in every)):
+            self._files.want(group, len(group.ids))
+        self.engine.warm([one for id in every for one in self._ids(id, tenant)], tenant=tenant)
 
     def unload(self, id: str, *, tenant: str = DEFAULT_TENANT) -> None:
         for one in self._ids(id, tenant):
@@ -386,10 +394,7 @@ class StudentServing(Serves):
         return before is not None
 
     def _remove(self, group: Group) -> None:
+        self._files.forget(group)
         for id in group.ids:
             with contextlib.suppress(JpetsError):
                 self.engine.remove_task(id, tenant=group.entry.tenant)
-
-
-def _itself(task: Task) -> Task:
-    return task
