@@ -36,6 +36,7 @@ from jpets.engine.students.serving import StudentServing
 from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, Saturated, one_line
 from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, sync_tree, temporary_sibling
 from jpets.scratch import scratch_folder
+from jpets.students.depth import check_depths
 from jpets.students.session import check_method, default_settings
 from jpets.training.methods import check_continued, checked_settings, direct_recipe, is_direct
 from jpets.training.plan import rates_of
@@ -186,18 +187,27 @@ def make_jobs(options: Options, repository: Repository, services: Services, shel
         repository.folder / "jobs",
         services,
         command,
-        outline_of,
+        outlines_of,
         platform=options.job_platform,
         keep_backbone=shelf.add if options.backbones is not None else None,
     )
 
 
-def outline_of(request: FineTune | MakeStudents, backbone: LoadedBackbone, start: Sequence[str]) -> Task:
-    """A task of the shape that a job would make, before anything is trained. Without deltas if the job continues a task
-    of the methods ``start``: its shape is served already.
+def outlines_of(
+    request: FineTune | MakeStudents, backbones: Sequence[LoadedBackbone], start: Sequence[str]
+) -> Sequence[Task]:
+    """A task on each of the backbones of the shape that a job would make, before anything is trained. Without deltas if
+    the job continues a task of the methods ``start``: its shape is served already.
 
-    Raises ``InvalidInput`` for settings that the method does not take, and for an invalid sweep.
+    Raises ``InvalidInput`` for settings that the method does not take, for backbones that do not go together, and for
+    an invalid sweep.
     """
+    if isinstance(request, MakeStudents):
+        check_depths([own.config for own in backbones], stacked=bool(request.stacking))
+    return [_outline(request, own, start) for own in backbones]
+
+
+def _outline(request: FineTune | MakeStudents, backbone: LoadedBackbone, start: Sequence[str]) -> Task:
     if isinstance(request, MakeStudents):
         settings = request.settings or default_settings(request.method)
         check_method(request.method, settings, backbone)

@@ -62,6 +62,16 @@ def check_computes(config: BackboneConfig) -> None:
         raise InvalidInput("students take a backbone that computes all its layers; this one looks tokens up in tables")
 
 
+def check_depths(configs: Sequence[BackboneConfig], *, stacked: bool) -> None:
+    """Raises ``InvalidInput`` for backbones of one depth, among which the search cannot choose, and where students are
+    to be ``stacked`` and none of the backbones has a middle layer."""
+    depths = [config.layers for config in configs]
+    if len(set(depths)) < len(depths):
+        raise InvalidInput(f"backbones: expected each of another number of layers, found {sorted(depths)}")
+    if stacked and max(depths) == 1:
+        raise InvalidInput("stacking: students of one layer have no middle one that could imitate others; leave it out")
+
+
 def shallow_config(config: BackboneConfig, layers: int) -> BackboneConfig:
     """Raises ``InvalidInput`` for a number of layers that is none of a part, and for a backbone with tables."""
     check_computes(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -85,10 +85,12 @@ def _depth(value: object) -> int:
     return 1 + max(map(_depth, inside)) if inside else 0
 
 
-class _Asked(BaseModel):
-    """Without ``backbone`` a job is for the first one."""
-
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Asked(_Strict):
+    """Without ``backbone`` a job is for the first one."""
 
     backbone: Annotated[Text, Field(max_length=128)] | None = None
 
@@ -212,16 +214,11 @@ class MakeDomain(_Asked):
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
 
-class MakeStudents(_Asked):
-    """A group of students on a shallow backbone that the server has loaded, from labelled texts and a served task, the
-    ``teacher``, with the options of ``jpets students train``. ``teacher_backbone`` is the one of the teacher, which the
-    server fills in."""
+class GroupOptions(_Strict):
+    """How a group of students is trained, by ``jpets students train`` or by a job. ``stacking`` is 1 by default; 0: no
+    student imitates those before it. Without ``boosting`` each learns the teacher itself on texts of its own (bagging),
+    without ``pruning`` only all together learn to answer."""
 
-    kind: Literal["make-students"] = "make-students"
-    task: Id
-    teacher: Id
-    teacher_backbone: Annotated[Text, Field(max_length=128)] | None = None
-    format: DataFormat | Literal["zip"] = "csv"
     text: Column = "text"
     text_pair: Column | None = None
     label: Column = "label"
@@ -229,7 +226,9 @@ class MakeStudents(_Asked):
     most: Annotated[int, Field(ge=1, le=8)] = 4
     method: JobMethod = DEFAULT_METHOD
     settings: Annotated[dict[str, Any], BeforeValidator(settings_object)] = {}
-    stacking: Rate = 1.0
+    stacking: Rate | None = None
+    boosting: bool = True
+    pruning: bool = True
     copies: Annotated[int, Field(ge=0, le=16)] = 1
     epochs: Annotated[int, Field(ge=1, le=1000)] | None = None
     batch: Annotated[int, Field(ge=1, le=4096)] | None = None
@@ -237,6 +236,48 @@ class MakeStudents(_Asked):
     max_length: Annotated[int, Field(ge=2, le=8192)] = 128
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        if not self.boosting and self.stacking:
+            raise ValueError(
+                f"stacking: without boosting no student follows others that it could imitate, found {self.stacking:g}; "
+                "leave it out"
+            )
+        for name, given in (("boosting", self.boosting), ("pruning", self.pruning)):
+            if not given and self.most == 1:
+                raise ValueError(f"{name}: without it a group has two students or more, found most=1")
+        return self
+
+
+class MakeStudents(_Asked, GroupOptions):
+    """A group of students on a shallow backbone that the server has loaded, from labelled texts and a served task, the
+    ``teacher``, with the options of ``jpets students train``. ``other_backbones`` are further names by commas: of all
+    the one of fewest layers is taken that is enough. A zip archive holds ``train.csv`` (or another format) and, where
+    there are some, held-out texts as ``validation.csv`` and texts without labels as ``texts.csv`` or ``texts.txt``.
+    ``teacher_backbone`` is the one of the teacher, which the server fills in."""
+
+    kind: Literal["make-students"] = "make-students"
+    task: Id
+    teacher: Id
+    teacher_backbone: Annotated[Text, Field(max_length=128)] | None = None
+    other_backbones: Annotated[Text, Field(max_length=1024)] | None = None
+    format: DataFormat | Literal["zip"] = "csv"
+
+    @property
+    def shallow(self) -> Sequence[str | None]:
+        """The backbones to choose from."""
+        return self.backbone, *(self.other_backbones.split(",") if self.other_backbones is not None else ())
+
+    @model_validator(mode="after")
+    def _has_backbones(self) -> Self:
+        if self.other_backbones is None:
+            return self
+        if self.backbone is None:
+            raise ValueError("other_backbones: name the first one by backbone")
+        if "" in self.shallow or len(set(self.shallow)) < len(self.shallow):
+            raise ValueError(f"other_backbones: expected names by commas, each once, found {self.other_backbones!r}")
+        return self
 
 
 JobRequest = FineTune | Extract | FurtherPretrain | MakeDomain | MakeStudents

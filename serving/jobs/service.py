@@ -34,9 +34,9 @@ MOST_WAITING = 100
 """Most waiting jobs: their data take space."""
 MOST_OF_ONE = 25
 """Most waiting jobs of one tenant; the default one may have them all."""
-Outline = Callable[[FineTune | MakeStudents, LoadedBackbone, Sequence[str]], Task]
-"""A task of the shape that a job would make, if it continues a task of these methods. Raises ``InvalidInput`` for
-settings that the method does not take."""
+Outlines = Callable[[FineTune | MakeStudents, Sequence[LoadedBackbone], Sequence[str]], Sequence[Task]]
+"""A task on each of the backbones of the shape that a job would make, if it continues a task of these methods. Raises
+``InvalidInput`` for settings that the method does not take, and for backbones that do not go together."""
 KeepBackbone = Callable[[str, Path], None]
 """Copies a new backbone's folder to where it can be loaded from; an earlier copy stays as it is. Raises ``Conflict``
 where another backbone has that name, ``OutOfSpace``."""
@@ -64,7 +64,7 @@ class Jobs:
         folder: Path,
         services: Services,
         command: Command,
-        outline: Outline,
+        outlines: Outlines,
         *,
         platform: str = "cpu",
         keep_backbone: KeepBackbone | None = None,
@@ -79,7 +79,7 @@ class Jobs:
             runnable=self._is_runnable,
         )
         self._services, self._platform = services, platform
-        self._outline = outline
+        self._outlines = outlines
         self._keep_backbone = keep_backbone
         self._committing = threading.Lock()
         self._coming = Counter[str]()
@@ -93,10 +93,7 @@ class Jobs:
         """
         self._services.first.check_open()
         request = request.model_copy(update={"backbone": request.backbone or self._services.first.backbone.name})
-        own = self._service(request)
-        if own is None:
-            known = [service.backbone.name for service in self._services.all]
-            raise InvalidInput(f"backbone: expected one of {known}, found {request.backbone!r}; load it first")
+        own, *others = self._loaded(request)
         if isinstance(request, FurtherPretrain | Extract) and own.backbone.tables is not None:
             raise InvalidInput(
                 f"backbone: expected one that computes all layers, found {own.backbone.name!r}, whose lower layers are "
@@ -114,7 +111,7 @@ class Jobs:
             if request.epochs:
                 self._check_domain_unused(own.backbone.name, request.domain, FineTune)
         else:
-            self._check_task(TaskName(tenant, request.task), own)
+            self._check_task(TaskName(tenant, request.task), [own, *others])
         if isinstance(request, FineTune):
             start = self._start(request.start, own, tenant)
             methods = [delta["method"] for delta in start.get("deltas", ())]
@@ -125,12 +122,29 @@ class Jobs:
             request = request.model_copy(update=named)
             _check_known(request.domain, own.backbone)
             self._check_domain_stays(request)
-            own.changes.check_shape(self._outline(request, own.backbone, methods))
+            self._check_shapes(request, [own], methods)
         if isinstance(request, MakeStudents):
             teacher = _teacher_service(self._services, self._services.resolve(TaskName(tenant, request.teacher)))
             request = request.model_copy(update={"teacher_backbone": teacher.backbone.name})
-            own.changes.check_shape(self._outline(request, own.backbone, ()))
+            self._check_shapes(request, [own, *others], ())
         return request
+
+    def _loaded(self, request: JobRequest) -> Sequence[Service]:
+        """The services of the backbones that what it makes may be for. Raises ``InvalidInput``."""
+        known = {service.backbone.name: service for service in self._services.all}
+        for name in (names := places_of(request)):
+            if name not in known:
+                field = "backbone" if name == request.backbone else "other_backbones"
+                raise InvalidInput(f"{field}: expected one of {[*known]}, found {name!r}; load it first")
+        return [known[name] for name in names if name is not None]
+
+    def _check_shapes(
+        self, request: FineTune | MakeStudents, services: Sequence[Service], methods: Sequence[str]
+    ) -> None:
+        """Raises what ``Outlines`` and ``Changes.check_shape`` do."""
+        outlines = self._outlines(request, [own.backbone for own in services], methods)
+        for own, outline in zip(services, outlines, strict=True):
+            own.changes.check_shape(outline)
 
     @contextlib.contextmanager
     def draft(self, request: Asked, tenant: str = DEFAULT_TENANT) -> Iterator[JobFolder]:
@@ -232,11 +246,14 @@ class Jobs:
             raise InvalidInput(f"start: {start!r} is a group of students, which training cannot go on from")
         return known
 
-    def _check_task(self, name: TaskName, own: Service) -> None:
+    def _check_task(self, name: TaskName, places: Sequence[Service]) -> None:
+        """A task that is there already stays on its backbone; of several ``places`` another one may be chosen."""
         if self._is_backbone(name.id):
             raise InvalidInput(f"task: {name.id!r} is the name of a backbone; choose another id")
-        if any(service.tasks.knows(name) for service in self._services.all if service is not own):
-            raise Conflict(f"task {name.id!r} is one of another backbone; delete it first")
+        for service in self._services.all:
+            if service.tasks.knows(name) and [service] != [*places]:
+                own = service.backbone.name
+                raise Conflict(f"task {name.id!r} is one of backbone {own!r}; delete it first, or name only that one")
 
     def _check_name(self, name: str) -> None:
         if self._keep_backbone is None:
@@ -275,14 +292,16 @@ class Jobs:
             own.changes.check(job.outline_file.read_bytes(), job.task_name(request.task))
 
     def _serving(self, request: FineTune | Extract | MakeDomain | MakeStudents) -> Service:
-        """The service of its backbone. Raises ``Saturated`` while that is starting, ``NotFound`` where it is not
-        loaded."""
-        if (own := self._service(request)) is not None:
-            return own
+        """The service of its backbone, of several the first one. Raises ``Saturated`` while one is starting,
+        ``NotFound`` where one is not loaded."""
         states = {hosted.name: hosted.state for hosted in self._services.backbones.list()}
-        if states.get(request.backbone or "") == "starting":
-            raise Saturated("its backbone is starting")
-        raise NotFound(f"backbone {request.backbone!r} is not loaded any more; load it, then start a new job")
+        found = {service.backbone.name: service for service in self._services.all}
+        for name in places_of(request):
+            if name not in found and states.get(name or "") == "starting":
+                raise Saturated("its backbone is starting")
+            if name not in found:
+                raise NotFound(f"backbone {name!r} is not loaded any more; load it, then start a new job")
+        return found[request.backbone or ""]
 
     def _publish(self, job: JobFolder, again: bool) -> int | None:
         """The version as which the task of ``job`` is served, if it made one.
@@ -328,9 +347,10 @@ class Jobs:
         return "cpu" if own is not None and own.backbone.tables is not None else self._platform
 
     def _is_runnable(self, job: JobFolder) -> bool:
-        """Whether the backbones that a job reads are here, and its own is loaded or starting."""
+        """Whether the backbones that a job reads are here, and those that it makes something for loaded or starting."""
         states, request = {hosted.name: hosted.state for hosted in self._services.backbones.list()}, job.request
-        if not isinstance(request, FurtherPretrain) and states.get(request.backbone or "") not in SERVING:
+        makes_for = () if isinstance(request, FurtherPretrain) else places_of(request)
+        if any(states.get(name or "") not in SERVING for name in makes_for):
             return False
         return states.keys() >= {name for name in backbones_of(request) if name is not None}
 
@@ -350,10 +370,15 @@ def _teacher_service(services: Services, name: TaskName) -> Service:
     return own
 
 
+def places_of(request: JobRequest) -> Sequence[str | None]:
+    """The backbones of which what a job makes is for one."""
+    return request.shallow if isinstance(request, MakeStudents) else (request.backbone,)
+
+
 def backbones_of(request: JobRequest) -> Sequence[str | None]:
-    """The backbones that a job reads."""
+    """The backbones that a job reads. Those of ``places_of`` come first."""
     if isinstance(request, MakeStudents):
-        return request.backbone, request.teacher_backbone
+        return *request.shallow, request.teacher_backbone
     return (request.backbone, request.whole) if isinstance(request, MakeDomain) else (request.backbone,)
 
 

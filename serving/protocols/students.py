@@ -28,9 +28,10 @@ async def list_students(here: Here) -> StudentsList:
 async def create_group(
     request: Request, here: Here, jobs: HereJobs, asked: Annotated[MakeStudents, Query()]
 ) -> JobItem:
-    """The body are labelled texts, the query the options of `jpets students train`: `teacher` is a task of this server,
-    `backbone` a shallow backbone that is loaded. 202: a job trains the group, which is then published as a new version
-    of `task`."""
+    """The body are labelled texts, or an archive that has texts without labels too; the query the options of `jpets
+    students train`: `teacher` is a task of this server, `backbone` a shallow backbone that is loaded, and
+    `other_backbones` others to choose from. 202: a job trains the group, which is then published as a new version of
+    `task`."""
     return await create(request, here, jobs, asked, "labelled texts")
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
 from checkpoints.task_file import read_task, task_to_bytes, write_task
-from jpets.app.hosting import outline_of
+from jpets.app.hosting import outlines_of
 from jpets.cli import app
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS
@@ -139,7 +139,7 @@ def hosted(
     def keep(name: str, folder: Path) -> None:
         shutil.copytree(folder, repository.folder / "backbones" / name)
 
-    jobs = Jobs(repository.folder / "jobs", Services(service), command, outline_of, keep_backbone=keep)
+    jobs = Jobs(repository.folder / "jobs", Services(service), command, outlines_of, keep_backbone=keep)
     jobs.runner.start()
     yield service, jobs
     jobs.runner.close()

@@ -11,9 +11,13 @@ from full_model import biases, write_full
 from runs import Run
 
 from jpets.app.commands.client.jobs import pack, texts_to_send
-from jpets.app.jobs.work import texts_of
+from jpets.app.jobs.work import TRAIN, VALIDATION, texts_of
 from jpets.errors import JpetsError
 from jpets.training.data import Columns, Example
+
+
+def sides(columns: Columns) -> dict[str, Columns]:
+    return {TRAIN: columns, VALIDATION: columns}
 
 
 @pytest.fixture
@@ -80,8 +84,9 @@ def test_held_out_texts_are_sent_along(run: Run, server: str, data: Path, tmp_pa
     assert (item["state"], item["version"]) == ("succeeded", 1), item
     assert run("task", "remove", "judged", "--server", server).exit_code == 0
     sent = texts_to_send(data, other, Columns(), tmp_path)
-    assert texts_of(sent, Columns()) == ([Example("a fine game", None, "good")], [Example("a dull game", None, "bad")])
-    assert texts_of(data, Columns()) == ([Example("a fine game", None, "good")], [])
+    learnt, judged = [Example("a fine game", None, "good")], [Example("a dull game", None, "bad")]
+    assert texts_of(sent, sides(Columns())) == {TRAIN: learnt, VALIDATION: judged}
+    assert texts_of(data, sides(Columns())) == {TRAIN: learnt}
 
 
 def test_folders_of_the_datasets_library_are_sent_as_files(run: Run, server: str, data: Path, tmp_path: Path) -> None:
@@ -95,9 +100,9 @@ def test_folders_of_the_datasets_library_are_sent_as_files(run: Run, server: str
     datasets.Dataset.from_dict(rows, features).add_column("made", [b"x", b"y"]).save_to_disk(folder)
     expected = [Example(("a", "fine", "gamé"), None, "good"), Example(("dull",), None, "bad")]
     columns = Columns("words")
-    assert texts_of(texts_to_send(folder, None, columns, tmp_path), columns) == (expected, [])
-    sides = texts_of(texts_to_send(folder, folder, columns, tmp_path), columns)
-    assert sides == (expected, expected)
+    assert texts_of(texts_to_send(folder, None, columns, tmp_path), sides(columns)) == {TRAIN: expected}
+    sent = texts_of(texts_to_send(folder, folder, columns, tmp_path), sides(columns))
+    assert sent == {TRAIN: expected, VALIDATION: expected}
     with pytest.raises(JpetsError, match=r"reviews, row 1: expected a column 'text', found .*'words'"):
         texts_to_send(data, folder, Columns(), tmp_path)
     with pytest.raises(JpetsError, match="expected 'made' to be a text"):
@@ -114,7 +119,7 @@ def test_folders_of_the_datasets_library_are_sent_as_files(run: Run, server: str
     [
         (["data.csv"], "expected an archive of train.csv"),
         (["train.csv", "train.tsv"], "expected an archive of train.csv"),
-        (["train.csv", "validation.csv", "x.csv"], "expected an archive of train.csv"),
+        (["train.csv", "validation.csv", "texts.csv"], "expected an archive of train.csv"),
         (["train.exe"], "expected a file that ends in"),
         (["../train.csv"], "would leave its folder"),
     ],
@@ -124,7 +129,7 @@ def test_archives_of_other_files_are_refused(tmp_path: Path, names: list[str], p
         for name in names:
             archive.writestr(name, "text,label\na,b\n")
     with pytest.raises(JpetsError, match=part):
-        texts_of(tmp_path / "sent.zip", Columns())
+        texts_of(tmp_path / "sent.zip", sides(Columns()))
 
 
 def test_nobody_waits_with_no_wait(run: Run, server: str, data: Path) -> None:

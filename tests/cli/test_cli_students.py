@@ -13,6 +13,9 @@ import jpets
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.types import Classification, Query
+from serving.hosted.service import Service
+from serving.jobs.request import MakeStudents
+from serving.jobs.service import Jobs
 
 QUICK = ("--epochs", 2, "--batch", 16, "--dtype", "float32", "--max-length", 16)
 ROWS = "the library reads files,reads\nthe library writes files,writes\nwho reads it,reads\nwho writes it,writes\n"
@@ -77,8 +80,39 @@ def test_what_cannot_be_made_is_refused(run: Run, data: Path, tmp_path: Path) ->
     for method in ("full", "mask", "frozen"):
         result = run(*group, "--teacher-backbone", source, "--backbone", source, "--method", method)
         assert result.exit_code == 2 and "--method must be one of" in result.stderr
+    places = ("--teacher-backbone", source, "--backbone", source)
+    for options, part in (
+        (("--no-boosting", "--stacking", 1), "stacking: without boosting"),
+        (("--no-pruning", "--most", 1), "pruning: without it a group has two students or more"),
+        (("--copies", 17), "--copies: Input should be less than or equal to 16"),
+    ):
+        result = run(*group, *places, *options)
+        assert result.exit_code == 2 and part in " ".join(result.stderr.replace("│", "").split())
     result = run("students", "eval", data, data, "--backbone", source)
     assert result.exit_code == 1
+
+
+def test_a_server_is_sent_all_that_the_command_takes(
+    run: Run, server: str, hosted: tuple[Service, Jobs], data: Path, tmp_path: Path
+) -> None:
+    plain = tmp_path / "plain.txt"
+    plain.write_text("a text without a label\n")
+    here = ("--teacher", "mood", "--backbone", "tiny-bert", "--server", server)
+    asked = ("--texts", plain, "--set", "boosting=false", "--set", 'settings={"rank": 4}')
+    result = run("jobs", "students", data, "fast", *here, *asked, "--json")
+    assert result.exit_code == 0, result.output
+    request = hosted[1].folders.get(json.loads(result.stdout)["id"]).request
+    assert isinstance(request, MakeStudents) and not request.boosting
+    assert (request.format, request.shallow, request.settings) == ("zip", ("tiny-bert",), {"rank": 4})
+    assert run("task", "remove", "fast", "--server", server).exit_code == 0
+    for more, part in (
+        (("--backbone", "other"), "other_backbones: expected one of ['tiny-bert'], found 'other'"),
+        (("--backbone", "tiny-bert"), "each once"),
+        (("--set", "pruning=false", "--set", "most=1"), "pruning: without it"),
+        (("--validation", plain), "expected a file that ends in one of"),
+    ):
+        result = run("jobs", "students", data, "fast", *here, *more)
+        assert result.exit_code == 1 and part in result.stderr, result.stderr
 
 
 def test_the_policy_of_a_server_is_shown(run: Run, server: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import pydantic
 import typer
 
 from jpets.config import EngineSettings
@@ -20,6 +21,7 @@ Kept = Annotated[
     Path | None, typer.Option("--checkpoints", file_okay=False, help="folder that a killed run goes on from")
 ]
 Seed = Annotated[int, typer.Option(min=0, max=(1 << 31) - 1)]
+Model = TypeVar("Model", bound=pydantic.BaseModel)
 SETTINGS = {each.name: each for each in dataclasses.fields(EngineSettings)}
 
 
@@ -84,3 +86,14 @@ def named(given: Sequence[str]) -> dict[str, str]:
             raise typer.BadParameter(f"--set must be NAME=VALUE, found {each!r}")
         found[name] = value
     return found
+
+
+def parsed(model: type[Model], given: Mapping[str, Any]) -> Model:
+    """Options as a job's request has them. Raises ``typer.BadParameter`` naming those that it does not take."""
+    try:
+        return model.model_validate(given)
+    except pydantic.ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        places = ["".join(f"--{part}: ".replace("_", "-") for part in each["loc"][:1]) for each in problems]
+        told = [each["msg"].removeprefix("Value error, ") for each in problems]
+        raise typer.BadParameter("; ".join(map(str.__add__, places, told))) from error

@@ -1,7 +1,7 @@
-"""The process of a job: ``python -m jpets.app.jobs.process FOLDER SOURCE NAME [SOURCE NAME]``, which a server starts.
+"""The process of a job: ``python -m jpets.app.jobs.process FOLDER SOURCE NAME ...``, which a server starts.
 
 Makes what FOLDER asks for over the backbone from SOURCE, called NAME there, and leaves it and the result in the folder.
-The second backbone is that of a teacher.
+The last of several backbones is that of a teacher, or the one that a root was made of.
 The process goes on from the checkpoints that an earlier one left, and ends with the server.
 """
 

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jpets.job")
 
+TRAIN, VALIDATION, TEXTS = "train", "validation", "texts"
+"""Files of an archive: labelled texts, held-out ones, and texts without labels."""
+
 
 def do(job: JobFolder, places: Sequence[str], report: Report) -> JobResult:
-    """Makes what the job asks for, and writes it to its folder. ``places`` are the source and name of its backbone, and
-    then those of a teacher's, or of the backbone that a root was made of.
+    """Makes what the job asks for, and writes it to its folder. ``places`` are the source and name of its backbone, of
+    several each, and then those of a teacher's, or of the backbone that a root was made of.
 
     Raises ``JpetsError`` for what the job asks and cannot have.
     """
@@ -40,7 +43,7 @@ def do(job: JobFolder, places: Sequence[str], report: Report) -> JobResult:
     if isinstance(request, MakeDomain):
         return _make_domain(job, request, Path(source), others, report)
     if isinstance(request, MakeStudents):
-        return _make_students(job, request, (source, name), (others[0], others[1]), report)
+        return _make_students(job, request, list(zip(places[::2], places[1::2], strict=True)), report)
     return _further_pretrain(job, request, source, name, report)
 
 
@@ -77,8 +80,9 @@ def training_of(request: FineTune) -> Training:
 def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report: Report) -> JobResult:
     from jpets.training.data import Columns, contradictions, label_column
 
-    label = label_column(request.label, request.head)
-    examples, held_out = texts_of(job.data, Columns(request.text, request.text_pair, label))
+    columns = Columns(request.text, request.text_pair, label_column(request.label, request.head))
+    sides = texts_of(job.data, {TRAIN: columns, VALIDATION: columns})
+    examples, held_out = sides[TRAIN], sides.get(VALIDATION, [])
     log.info("read", extra={"texts": len(examples), "held_out": len(held_out)})
 
     from checkpoints.source import load_backbone  # these take seconds: bad data are refused before
@@ -130,24 +134,22 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     )
 
 
-def texts_of(data: Path, columns: Columns) -> tuple[list[Example], list[Example]]:
-    """Texts to train on, and those of ``validation.*`` where ``data`` is an archive that has them. Raises
-    ``InvalidInput``, ``InvalidTask``."""
+def texts_of(data: Path, sides: Mapping[str, Columns]) -> dict[str, list[Example]]:
+    """The texts of each of the ``sides``: of a single file those of the first one; an archive has a file of each name,
+    the first at least. Raises ``InvalidInput``, ``InvalidTask``."""
     from checkpoints.imports.archive import open_folder
     from jpets.training.data import read_examples
 
+    first, *others = sides
     if data.suffix != ".zip":
-        return read_examples(data, columns), []
+        return {first: read_examples(data, sides[first])}
     with open_folder(data) as folder:
         files = sorted(folder.iterdir())
         names = [path.stem if path.is_file() else "" for path in files]  # folders could name files of others
-        if names not in (["train"], ["train", "validation"]):
-            found = [path.name for path in files][:20]
-            raise InvalidInput(
-                f"expected an archive of train.csv (or another format) and validation.csv, found {found}"
-            )
-        sides = [read_examples(path, columns) for path in files]
-    return sides[0], sides[1] if len(sides) > 1 else []
+        if first not in names or len(set(names)) < len(names) or not set(names) <= sides.keys():
+            found, may_have = [path.name for path in files][:20], " and ".join(f"{name}.csv" for name in others)
+            raise InvalidInput(f"expected an archive of {first}.csv (or another format) and {may_have}, found {found}")
+        return {name: read_examples(path, sides[name]) for name, path in zip(names, files, strict=True)}
 
 
 def _extract(job: JobFolder, request: Extract, source: str, name: str) -> JobResult:
@@ -239,46 +241,35 @@ def _make_domain(
 
 
 def _make_students(
-    job: JobFolder, request: MakeStudents, place: tuple[str, str], of_teacher: tuple[str, str], report: Report
+    job: JobFolder, request: MakeStudents, places: Sequence[tuple[str, str]], report: Report
 ) -> JobResult:
     from jpets.training.data import Columns
 
-    examples, held_out = texts_of(job.data, Columns(request.text, request.text_pair, request.label))
+    labelled, plain = (Columns(request.text, request.text_pair, label) for label in (request.label, None))
+    sides = texts_of(job.data, {TRAIN: labelled, VALIDATION: labelled, TEXTS: plain})
 
     from checkpoints.source import load_backbone
-    from checkpoints.task_file import read_task, write_task
-    from checkpoints.validation import validate
-    from jpets.students.boosting import GroupPlan
-    from jpets.students.session import split_examples, train_group
+    from checkpoints.task_file import read_task
+    from jpets.app.jobs.students import GroupTexts, make_group
     from jpets.students.teacher import Teacher
-    from jpets.training.plan import TrainingPlan
 
-    learnt: Sequence[Example] = examples
-    judged: Sequence[Example] = held_out
-    if not held_out:
-        learnt, judged = split_examples(examples, request.held_out, request.seed)
-    backbone, deep = load_backbone(*place), load_backbone(*of_teacher)
+    *shallow, deep = [load_backbone(*place) for place in places]
     teacher = Teacher(read_task(job.start_file, id=request.teacher, config=deep.config, backbone=deep.ref()), deep)
-    training = TrainingPlan(request.epochs, request.batch, rate=request.rate, dtype=request.dtype, seed=request.seed)
-    made = train_group(
+    made = make_group(
         request.task,
-        backbone,
+        shallow,
         teacher,
-        learnt,
-        judged,
-        GroupPlan(training, request.most, request.stacking, copies=request.copies),
-        method=request.method,
-        settings=request.settings or None,
-        max_length=request.max_length,
+        GroupTexts(sides[TRAIN], sides.get(VALIDATION, ()), sides.get(TEXTS, ())),
+        request,
+        job.task_file,
         folder=job.checkpoints,
         report=lambda what, step: report(step),
     )
-    validate(made.task, backbone.config, backbone.ref())
-    write_task(made.task, job.task_file, "bfloat16")
     scores = {**made.scores[made.best - 1], "students": float(made.best)}
     log.info("trained", extra=scores)
     against = {f"teacher's {name}": value for name, value in made.teacher.items()}
-    return JobResult(scores=_finite(scores), held_against=_finite(against), chosen=f"{made.best} students")
+    chosen = f"{made.best} students on {made.task.backbone.name}"
+    return JobResult(scores=_finite(scores), held_against=_finite(against), chosen=chosen)
 
 
 def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:

@@ -22,7 +22,7 @@ from support import tiny, wait_until
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
-from jpets.app.hosting import outline_of
+from jpets.app.hosting import outlines_of
 from jpets.app.jobs.work import do, texts_of, training_of
 from jpets.errors import InvalidInput
 from jpets.training import sweep
@@ -71,7 +71,7 @@ def jobs(service: Service, kept: dict[str, Path], tmp_path: Path) -> Iterator[Jo
     def keep(name: str, folder: Path) -> None:
         kept[name] = shutil.copytree(folder, tmp_path / "backbones" / name)
 
-    made = Jobs(tmp_path / "jobs", Services(service), command, outline_of, keep_backbone=keep)
+    made = Jobs(tmp_path / "jobs", Services(service), command, outlines_of, keep_backbone=keep)
     yield made
     made.runner.close()
 
@@ -388,11 +388,11 @@ def test_an_archive_may_hold_files_alone(tmp_path: Path) -> None:
         archive.writestr("train/state.json", "{}")
         archive.writestr("validation.csv", "text,label\na,b\n")
     with pytest.raises(InvalidInput, match="expected an archive of train"):
-        texts_of(tmp_path / "texts.zip", Columns())
+        texts_of(tmp_path / "texts.zip", {"train": Columns(), "validation": Columns()})
 
 
 def test_new_backbones_take_a_folder_for_them(service: Service, settings: ServingSettings, tmp_path: Path) -> None:
-    made = Jobs(tmp_path / "jobs", Services(service), lambda job: [], outline_of)
+    made = Jobs(tmp_path / "jobs", Services(service), lambda job: [], outlines_of)
     answer = client_of(service, settings, made)(
         "POST", "/v1/jobs/further-pretrain", params={"name": "new"}, content=b"x"
     )

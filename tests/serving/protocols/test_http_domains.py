@@ -16,7 +16,7 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, make_head, make_task, rando
 
 from checkpoints.repository import Repository
 from checkpoints.task_file import read_task, task_to_bytes
-from jpets.app.hosting import outline_of
+from jpets.app.hosting import outlines_of
 from jpets.engine.engine import Engine
 from jpets.types import Preprocessing
 from serving.hosted.service import Service
@@ -55,7 +55,7 @@ def server(tmp_path: Path) -> Iterator[tuple[Call, Jobs]]:
         source = str(tmp_path / "own")
         return [sys.executable, "-m", "jpets.app.jobs.process", str(job.path), source, backbone.name]
 
-    jobs = Jobs(tmp_path / "jobs", Services(service), command, outline_of)
+    jobs = Jobs(tmp_path / "jobs", Services(service), command, outlines_of)
     yield client_of(service, ServingSettings(upload_folder=tmp_path), jobs), jobs
     jobs.runner.close()
     service.close()
@@ -187,13 +187,13 @@ def test_what_needs_all_layers_is_refused_at_once(server: tuple[Call, Jobs], pat
 def test_a_job_over_tables_computes_where_they_are(server: tuple[Call, Jobs], tmp_path: Path) -> None:
     _, jobs = server
     services, command = jobs._services, jobs.runner._command
-    elsewhere = Jobs(tmp_path / "others", services, command, outline_of, platform="cuda")
+    elsewhere = Jobs(tmp_path / "others", services, command, outlines_of, platform="cuda")
     request = elsewhere.accept(MakeDomain(domain="files"))
     with elsewhere.folders.draft(request) as draft:
         assert elsewhere.runner._platform(draft) == "cpu"
 
 
 def test_only_a_backbone_with_tables_has_domains(service: Service, settings: ServingSettings, tmp_path: Path) -> None:
-    jobs = Jobs(tmp_path / "jobs", Services(service), lambda job: [], outline_of)
+    jobs = Jobs(tmp_path / "jobs", Services(service), lambda job: [], outlines_of)
     refused = client_of(service, settings, jobs)("POST", "/v1/domains", params={"domain": "files"}, content=b"x")
     assert refused.status_code == 422 and "backbone: expected one with tables" in refused.text

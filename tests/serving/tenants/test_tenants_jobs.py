@@ -10,7 +10,7 @@ import pytest
 from clients import client_of
 
 from checkpoints.access import Access
-from jpets.app.hosting import outline_of
+from jpets.app.hosting import outlines_of
 from jpets.errors import Saturated
 from serving.hosted.service import Service
 from serving.hosted.services import Services
@@ -25,7 +25,7 @@ ASKED: dict[str, Any] = {"params": {"task": "new", "settings": '{"rank": 4}'}, "
 @pytest.fixture
 def jobs(service: Service, tmp_path: Path) -> Iterator[Jobs]:
     """Jobs that only wait."""
-    made = Jobs(tmp_path / "jobs", Services(service), lambda job: [], outline_of)
+    made = Jobs(tmp_path / "jobs", Services(service), lambda job: [], outlines_of)
     yield made
     made.runner.close()
 

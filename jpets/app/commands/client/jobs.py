@@ -38,11 +38,13 @@ PATH, DOMAINS, STUDENTS = "/v1/jobs", "/v1/domains", "/v1/students"
 EXTRACT, PRETRAIN = f"{PATH}/extract", f"{PATH}/further-pretrain"
 PAGE = 500
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+UNLABELLED = FORMATS | {".txt": "txt"}
+"""Of texts without labels."""
 FORMATS_OF = {
     PATH: FORMATS | {".zip": "zip"},
     EXTRACT: {".zip": "zip"},
-    PRETRAIN: FORMATS | {".txt": "txt"},
-    DOMAINS: FORMATS | {".txt": "txt"},
+    PRETRAIN: UNLABELLED,
+    DOMAINS: UNLABELLED,
     STUDENTS: FORMATS | {".zip": "zip"},
 }
 PACKED = (".json", ".safetensors", ".bin", ".txt")
@@ -150,9 +152,18 @@ def students(
     data: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=".csv, .tsv, .jsonl or .parquet")],
     task: Annotated[str, typer.Argument(help="id to publish the group under")],
     teacher: Annotated[str, typer.Option(help="task of the server that the group learns from")],
-    backbone: Annotated[str, typer.Option(help="shallow backbone that the server has loaded")],
+    backbone: Annotated[
+        list[str],
+        typer.Option(help="shallow backbone that the server has loaded; of several, the one that students train takes"),
+    ],
+    validation: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="held-out texts; by default some of DATA")
+    ] = None,
+    texts: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="more texts to learn from, without labels")
+    ] = None,
     option: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE, as most=3, epochs=4 or label=column")
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, as most=3, boosting=false or label=column")
     ] = None,
     server: ServerUrl = DEFAULT_SERVER,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job to its end")] = True,
@@ -160,9 +171,11 @@ def students(
 ) -> None:
     """Have a server train a group of students from one of its tasks, and publish it: jpets students train says what
     that is."""
-    asks = Server(server)
-    asked = {"task": task, "teacher": teacher, "backbone": backbone}
-    item = start_job(asks, asked | named(option or []), data, STUDENTS)
+    asks, (first, *others) = Server(server), backbone
+    asked = {"task": task, "teacher": teacher, "backbone": first, "other_backbones": ",".join(others) or None}
+    with tempfile.TemporaryDirectory(prefix="jpets-") as folder:
+        sent = _pack_sides({"train": data, "validation": validation, "texts": texts}, Path(folder) / "texts.zip")
+        item = start_job(asks, asked | named(option or []), sent, STUDENTS)
     print_job(follow(asks, item) if wait else item, as_json)
 
 
@@ -205,17 +218,22 @@ def texts_to_send(data: Path, validation: Path | None, columns: Columns, folder:
                 file.write(json.dumps(record, default=str) + "\n")  # labels are told apart by how they are written
         return made
 
-    train = as_file(data, "train")
-    if validation is None:
-        return train
-    return _pack_sides(train, as_file(validation, "validation"), folder / "texts.zip")
+    sides = {"train": as_file(data, "train")}
+    if validation is not None:
+        sides["validation"] = as_file(validation, "validation")
+    return _pack_sides(sides, folder / "texts.zip")
 
 
-def _pack_sides(data: Path, validation: Path, target: Path) -> Path:
-    for path in (data, validation):
-        _format(path, FORMATS)
+def _pack_sides(sides: Mapping[str, Path | None], target: Path) -> Path:
+    """An archive of the files that are there, by the names of the sides; of a single one that file. Raises
+    ``InvalidInput``."""
+    given = {name: path for name, path in sides.items() if path is not None}
+    if len(given) == 1:
+        return next(iter(given.values()))
+    for name, path in given.items():
+        _format(path, UNLABELLED if name == "texts" else FORMATS)
     with zipfile.ZipFile(target, "w") as archive:
-        for name, path in (("train", data), ("validation", validation)):
+        for name, path in given.items():
             archive.write(path, f"{name}{path.suffix.lower()}")
     return target
 

@@ -18,6 +18,7 @@ from jpets.app.commands.options import (
     check_new_folder,
     check_task_output,
     check_training_dtype,
+    parsed,
 )
 from jpets.app.commands.output import (
     JsonOption,
@@ -29,10 +30,10 @@ from jpets.app.commands.output import (
     size,
 )
 from jpets.app.commands.training.command import settings_of
+from serving.jobs.request import GroupOptions
 
 if TYPE_CHECKING:
     from jpets.students.session import GroupResult
-    from jpets.training.data import Example
 
 app = App(no_args_is_help=True, help="Groups of shallow students that answer in place of one deep model.")
 
@@ -111,6 +112,7 @@ def backbone(
 @app.command()
 def train(
     data: Data,
+    context: typer.Context,
     output: Annotated[Path, typer.Option("-o", "--output", help="task file to write (.safetensors)")],
     teacher: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="task file of the deep model")],
     teacher_backbone: Annotated[str, typer.Option(help="the teacher's backbone: folder, package or hub id")],
@@ -132,7 +134,15 @@ def train(
     most: Annotated[int, typer.Option(min=1, max=8, help="most students")] = 4,
     method: Annotated[str, typer.Option(help="what makes a student of the backbone: lora, adapter, ...")] = "lora",
     setting: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the method, as rank=64")] = None,
-    stacking: Annotated[float, typer.Option(min=0, help="weight of imitating the students before (lambda)")] = 1.0,
+    stacking: Annotated[
+        float | None, typer.Option(min=0, help="weight of imitating the students before (lambda); 0 for none  [1]")
+    ] = None,
+    boosting: Annotated[
+        bool, typer.Option(help="each student corrects those before; or learns the teacher alone (bagging)")
+    ] = True,
+    pruning: Annotated[
+        bool, typer.Option(help="any number of the first students learns to answer; or only all together")
+    ] = True,
     copies: Annotated[int, typer.Option(min=0, help="varied copies of each text to learn from")] = 1,
     epochs: Annotated[int | None, typer.Option(min=1, help="of each stage")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="texts a batch")] = None,
@@ -151,35 +161,32 @@ def train(
     from checkpoints.ids import check_id
     from checkpoints.source import load_backbone
     from checkpoints.task_file import read_task
+    from jpets.app.jobs.students import GroupTexts, make_group
     from jpets.deltas.recipe import FROZEN
-    from jpets.students.boosting import GroupPlan
-    from jpets.students.session import split_examples, train_at_depth
     from jpets.students.teacher import Teacher
     from jpets.training.data import Columns, read_examples
     from jpets.training.methods import together_names
-    from jpets.training.plan import TrainingPlan
     from jpets.training.process import set_up_training
 
     check_task_output(output)
     check_training_dtype(dtype)
     if method not in (known := [name for name in together_names() if name != FROZEN]):
         raise typer.BadParameter(f"--method must be one of {', '.join(known)}, found {method!r}")
+    given = {name: value for name, value in context.params.items() if name in GroupOptions.model_fields}
+    options = parsed(GroupOptions, given | {"settings": settings_of(setting or [])})
     id = check_id(output.stem.lower())
     set_up_training()
-    columns = Columns(text, text_pair, label)
+    labelled, plain = Columns(text, text_pair, label), Columns(text, text_pair, None)
     with busy("read texts"):
-        examples: Sequence[Example] = read_examples(data, columns)
-        more = read_examples(texts, Columns(text, text_pair, None)) if texts is not None else []
-        if validation is not None:
-            judged: Sequence[Example] = read_examples(validation, columns)
-        else:
-            examples, judged = split_examples(examples, held_out, seed)
+        read = GroupTexts(
+            read_examples(data, labelled),
+            read_examples(validation, labelled) if validation is not None else (),
+            read_examples(texts, plain) if texts is not None else (),
+        )
     with busy("read backbones"):
         deep = load_backbone(teacher_backbone)
         shallow = [load_backbone(each) for each in backbone]
         own = Teacher(read_task(teacher, config=deep.config, backbone=deep.ref()), deep)
-    training = TrainingPlan(epochs, batch, rate=rate, dtype=cast("Any", dtype), seed=seed)
-    plan = GroupPlan(training, most, stacking, copies=copies)
     with progress_bars() as bars:
         shown: dict[str, Any] = {}
 
@@ -188,21 +195,7 @@ def train(
                 shown[what] = bars.add_task(what, total=None)
             bars.update(shown[what], completed=step.number, total=step.of, description=f"{what}, loss {step.loss:.3f}")
 
-        made = train_at_depth(
-            id,
-            shallow,
-            own,
-            examples,
-            judged,
-            plan,
-            method=method,
-            settings=settings_of(setting) if setting else None,
-            more=more,
-            max_length=max_length,
-            folder=checkpoints,
-            report=report,
-        )
-    _write(made, output, shallow)
+        made = make_group(id, shallow, own, read, options, output, folder=checkpoints, report=report)
     _print_scores(made, output, as_json=as_json)
 
 
@@ -262,15 +255,6 @@ def serve_policy(server: ServerUrl = DEFAULT_SERVER, as_json: JsonOption = False
                 *((f"answers by {number}", count) for number, count in sorted(own.answers.items())),
             ]
         )
-
-
-def _write(made: GroupResult, output: Path, shallow: Sequence[Any]) -> None:
-    from checkpoints.task_file import write_task
-    from checkpoints.validation import validate
-
-    own = next(each for each in shallow if each.fingerprint == made.task.backbone.fingerprint)
-    validate(made.task, own.config, own.ref())
-    write_task(made.task, output, "bfloat16")
 
 
 def _print_scores(made: GroupResult, output: Path, *, as_json: bool) -> None:
