@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jax
 import numpy as np
 import pytest
 from clients import Call, client_of, samples
 from groups import group_task, logits_by_size
-from support import ENGINE_SETTINGS, light_or_mask_task, shallow
+from listening import listening
+from support import ENGINE_SETTINGS, light_or_mask_task, shallow, wait_until
 
 from checkpoints.repository import Repository
 from checkpoints.task_file import read_task, task_to_bytes
 from jpets.config import SizingRule
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket
+from jpets.engine.compilation.growth import Growth
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.interface import Serves
 from jpets.engine.results.numbers import softmax
 from jpets.engine.students.serving import StudentServing
 from jpets.types import Task
+from serving.app import create_app
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
 
@@ -42,11 +48,12 @@ class Place:
         self.folder, self.cache = folder, cache
         self.open: list[tuple[Service, Repository]] = []
 
-    def serve(self, devices: int = 1) -> Call:
+    def serve(self, devices: int = 1, growing: bool = False) -> Call:
+        """``growing``: by a server that has no class yet."""
         repository = Repository(self.folder / "repository", validator=validator)
-        service = Service(repository, shallow(), validator, growing=False)
+        service = Service(repository, shallow(), validator, growing=growing)
         how: dict[str, Any] = {"settings": SETTINGS, "cache_dir": self.cache, "buckets": BUCKETS}
-        shapes = [*group_task().parts, light_or_mask_task(0)]
+        shapes = [] if growing else [*group_task().parts, light_or_mask_task(0)]
 
         def engine(coming: Mapping[ClassKey, int]) -> Serves:
             rule = SizingRule(fixed=True)
@@ -74,11 +81,14 @@ def place(tmp_path: Path, program_cache: Path) -> Iterator[Place]:
     found.close()
 
 
-def assert_answers(call: Call, task: Task) -> None:
-    answer = call("POST", "/v1/classify", json={"model": task.id, "input": TEXTS}).json()
-    for item, logits in zip(answer["data"], logits_by_size(task, TEXTS)[-1], strict=True):
+def assert_data(answer: httpx.Response, task: Task) -> None:
+    for item, logits in zip(answer.json()["data"], logits_by_size(task, TEXTS)[-1], strict=True):
         np.testing.assert_allclose(item["probs"], softmax(logits), atol=1e-4)
         assert item["students"] == len(task.parts)
+
+
+def assert_answers(call: Call, task: Task) -> None:
+    assert_data(call("POST", "/v1/classify", json={"model": task.id, "input": TEXTS}), task)
     asked = {"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": TEXTS}]}
     named = [each["name"] for each in call("GET", f"/v2/models/{task.id}").json()["outputs"]]
     outputs = call("POST", f"/v2/models/{task.id}/infer", json=asked).json()["outputs"]
@@ -151,3 +161,41 @@ def test_a_file_that_is_no_group_is_refused(place: Place) -> None:
         task_to_bytes(dataclasses.replace(task, students=dataclasses.replace(task.students, scores=(0.5,))))
     with pytest.raises(Exception, match="head of one layer"):
         task_to_bytes(dataclasses.replace(task, head=dataclasses.replace(task.head, type="token-classification")))
+
+
+def test_a_burst_for_a_group_that_is_still_prepared(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its programs are there queries are told to come again; then all its students answer."""
+    opening, go_on, opened = threading.Event(), threading.Event(), Growth._open
+
+    def slow(growth: Growth, keys: Any) -> None:
+        opening.set()
+        assert go_on.wait(60)
+        opened(growth, keys)
+
+    monkeypatch.setattr(Growth, "_open", slow)
+    call, task = place.serve(growing=True), group_task()
+    ((service, _),) = place.open
+    assert call("PUT", "/v1/tasks/group", content=task_to_bytes(task)).status_code == 202
+    assert opening.wait(60)
+    with listening(create_app(service, ServingSettings())) as url, ThreadPoolExecutor(8) as clients:
+
+        def ask(number: int) -> httpx.Response:
+            return httpx.post(f"{url}/v1/classify", json={"model": "group", "input": TEXTS}, timeout=60)
+
+        def burst() -> list[httpx.Response]:
+            return list(clients.map(ask, range(16)))
+
+        def whole() -> bool:
+            """Whether all get an answer now, each of which is right."""
+            found = burst()
+            good = [answer for answer in found if answer.is_success]
+            assert {answer.status_code for answer in found} <= {200, 503}
+            for answer in good:
+                assert_data(answer, task)
+            return len(good) == len(found)
+
+        early = burst()
+        assert {(answer.status_code, answer.json()["error"]["code"]) for answer in early} == {(503, "preparing")}
+        go_on.set()
+        wait_until(whole, 60)
+    assert_answers(call, task)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import types
@@ -25,6 +23,7 @@ import pytest
 import uvicorn
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from remote import Remote
+from server_process import ROOT, SMALL, start, url_of
 
 from jpets.app.hosting import make_engine
 from jpets.app.standard import standard_methods, standard_tasks
@@ -43,20 +42,7 @@ from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
 from serving.options.options import read_options
 
-ROOT = Path(__file__).parents[3]
 TINY = ROOT / "tests" / "fixtures" / "tiny-bert"
-SMALL = ["--dtype", "float32", "--max-length", "32", "--max-batch-tokens", "64", "--reserve", "never", "--port", "0"]
-
-
-def start(*options: str | Path, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "jpets.serve", *map(str, options)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment},
-    )
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +56,8 @@ def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = start(
         "--repository", folder / "repository", "--cache-dir", folder / "cache", *SMALL, JPETS_BACKBONE=str(TINY)
     )
-    assert process.stdout is not None
-    found = re.search(r"http://[\d.:]+", process.stdout.readline())
-    assert found, process.stderr
     with process:
-        yield process, found[0]
+        yield process, url_of(process)
         process.kill()
 
 

@@ -1,0 +1,113 @@
+"""Groups of students on several devices, one of which is lost, and groups that are asked while programs still come."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from groups import FIXED, TEXTS, asked, assert_answers, group_task
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, logits_of, shallow, wait_until
+
+from jpets.engine.compilation.process import CompilingProcess
+from jpets.engine.engine import Engine
+from jpets.engine.group import balancer
+from jpets.engine.group.group import EngineGroup
+from jpets.engine.loop import host_loop
+from jpets.engine.students.serving import StudentServing
+from jpets.errors import EngineFailure
+from jpets.types import Result, Task
+
+DEVICES = 4
+
+
+@pytest.fixture
+def devices(program_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineGroup]:
+    monkeypatch.setattr(balancer, "LOST_SECONDS", 0.1)
+    with EngineGroup(
+        shallow(), jax.local_devices()[:DEVICES], ENGINE_SETTINGS,
+        reserve=group_task().parts, cache_dir=program_cache, buckets=ENGINE_BUCKETS[:1],
+    ) as own:  # fmt: skip
+        yield own.start()
+
+
+def lose(devices: EngineGroup, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on no batch runs on this device."""
+
+    def fail(*_: object) -> object:
+        raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
+
+    monkeypatch.setattr(devices._members[number].replica, "dispatch", fail)
+
+
+def test_a_lost_device_leaves_the_students_before_its_own(
+    devices: EngineGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until others have its students: without the first one there is no answer, and never another sum."""
+    task, reads = group_task(), list[int]()
+
+    def load() -> Task:
+        reads.append(1)
+        return task
+
+    serving = StudentServing(devices, FIXED, devices=DEVICES)
+    serving.add_task(task, load=load)
+    assert_answers(asked(serving, "group"), task, 3)
+    for times, (lost, left) in enumerate(((1, 1), (0, 0)), start=1):
+        lose(devices, lost, monkeypatch)
+        for _ in range(host_loop.LOST):
+            found = asked(serving, "group", TEXTS[:1])
+            if left:
+                assert_answers(found, task, left)
+            else:
+                assert isinstance(found[0].error, EngineFailure) and "#" not in found[0].error.message
+        wait_until(lambda lost=lost: lost not in serving.devices_of("group"))  # type: ignore[misc]
+        assert_answers(asked(serving, "group"), task, 3)
+        assert len(reads) == times
+    balance = serving.report().balance
+    assert balance is not None and balance.moves["rescued"] == 2
+
+
+def test_a_burst_while_programs_still_come_is_answered_by_whole_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, go_on = threading.Event(), threading.Event()
+    compile = CompilingProcess.compile
+
+    def slow(process: CompilingProcess, *what: Any, **how: Any) -> float | None:
+        compiling.set()
+        assert go_on.wait(60)
+        return compile(process, *what, **how)
+
+    monkeypatch.setattr(CompilingProcess, "compile", slow)
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64)
+    task = group_task()
+    with (
+        StudentServing.of_tasks(shallow(), [task], settings, cache_dir=tmp_path).start() as serving,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        engine = serving.engine
+        assert isinstance(engine, Engine)
+        assert compiling.wait(60)
+        before = len(engine.replica.programs)
+
+        def burst() -> list[list[Result]]:
+            return list(clients.map(lambda _: asked(serving, "group"), range(24)))
+
+        early = burst()
+        assert len(engine.replica.programs) == before, "they come after it"
+        go_on.set()
+        late = burst()
+        wait_until(lambda: len(engine.replica.programs) > before)
+        first, *others = [*early, *late, *burst()]
+    assert_answers(first, task, 3)
+    for found in others:
+        assert [own.students for own in found] == [3] * len(TEXTS)
+        for own, same in zip(found, first, strict=True):
+            np.testing.assert_allclose(logits_of(own), logits_of(same), atol=2e-4)
