@@ -49,7 +49,7 @@ def test_options_that_do_not_go_together_are_named(given: dict[str, Any], part: 
         ({"backbone": "one", "other_backbones": "two,"}, "expected names by commas"),
     ],
 )
-def test_backbones_of_a_job_are_named_once(given: dict[str, str], part: str) -> None:
+def test_backbones_of_a_job_are_named_once(given: dict[str, Any], part: str) -> None:
     with pytest.raises(ValidationError, match=part):
         MakeStudents(task="group", teacher="topic", **given)
     asked = MakeStudents(task="group", teacher="topic", backbone="one", other_backbones="two,three")
