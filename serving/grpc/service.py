@@ -37,7 +37,6 @@ from serving.protocols.oip.inference import EXTENSIONS, find_model, read_inferen
 from serving.protocols.oip.repository import index, is_ready, load, unload
 from serving.requests.ask import answer
 from serving.requests.context import Context, server_version
-from serving.tenants.asker import Asker
 from serving.tenants.scopes import METHODS as SCOPES
 
 Call: TypeAlias = Any
@@ -193,8 +192,7 @@ class InferenceService:
     async def _stream(self, contents: AsyncIterator[bytes], call: Call) -> None:
         """A stream counts as a request when it opens. Each of its own counts again."""
         try:
-            asker = self._admitted("ModelStreamInfer", call).asker
-            tenant = asker.tenant
+            tenant = self._admitted("ModelStreamInfer", call).asker.tenant
             if self._streams[tenant] >= self._most_streams:
                 raise Saturated(f"{self._most_streams} streams of yours are open already; end some")
             if self._streams.total() >= ALL_STREAMS * self._most_streams:
@@ -204,15 +202,15 @@ class InferenceService:
             return
         self._streams[tenant] += 1
         try:
-            await self._streamed_all(contents, call, asker)
+            await self._streamed_all(contents, call)
         finally:
             self._streams[tenant] -= 1
 
-    async def _streamed_all(self, contents: AsyncIterator[bytes], call: Call, asker: Asker) -> None:
+    async def _streamed_all(self, contents: AsyncIterator[bytes], call: Call) -> None:
         """Answers in the order of the requests, of which a few are worked on at a time. One that fails is told so in
         its place, and the stream goes on. No more are read while the client leaves many answers unread, and none once
-        the server drains, the key is revoked, or nothing has come for long: then it ends with an error, as clients take
-        another end for one that they asked for, and wait for answers to what they send."""
+        the server drains, or nothing has come for long: then it ends with an error, as clients take another end for one
+        that they asked for, and wait for answers to what they send."""
         coming: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(AHEAD)
         unread, working, active = 0, 0, time.monotonic()
         ended: JpetsError | None = None
@@ -236,7 +234,7 @@ class InferenceService:
 
         async def end() -> None:
             nonlocal ended
-            while (ended := self._end_of(asker, None if working else active)) is None:
+            while (ended := self._end_of(None if working else active)) is None:
                 await asyncio.sleep(LOOK)
             reading.cancel()
             await coming.put(None)
@@ -256,12 +254,8 @@ class InferenceService:
         if ended is not None and not whole:
             await call.abort(code_of(ended), ended.message)
 
-    def _end_of(self, asker: Asker, idle_since: float | None) -> JpetsError | None:
-        """Why a stream may not stay open."""
-        try:
-            self._here.keyring.check(asker)
-        except Unauthorized as error:
-            return error
+    def _end_of(self, idle_since: float | None) -> JpetsError | None:
+        """Why a stream may not stay open, apart from its key."""
         if self._here.services.first.tasks.closing:
             return Saturated(SHUTTING_DOWN)
         if idle_since is not None and time.monotonic() > idle_since + SILENT:

@@ -24,6 +24,7 @@ CLIENT_GONE = 499
 SHOWN_ERRORS = 4
 HTTP_CODES = {
     400: "unparseable",
+    401: "unauthorized",
     404: "not_found",
     405: "method_not_allowed",
     413: "too_large",

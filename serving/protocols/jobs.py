@@ -117,7 +117,6 @@ async def create(request: Request, here: Context, jobs: Jobs, asked: Asked, what
             got = await receive(request, file, here.settings.max_data_bytes, "training data")
         if not got:
             raise InvalidInput(f"expected {what} as the body, found nothing")
-        here.keyring.check(here.asker)  # it may have been revoked while the data came
         return await asyncio.to_thread(lambda: JobItem.of(jobs.commit(draft)))
 
 

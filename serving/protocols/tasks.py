@@ -95,7 +95,6 @@ async def put_task(
     name, expected = here.own(id), _expected(if_match, if_none_match)
     here.services.first.check_open()
     async with _received(request, here) as (file, size):
-        here.keyring.check(here.asker)  # it may have been revoked while the file came
         stored = await here.turns.check(size, partial(here.services.put_task, name, file, expected))
     return await _answer(here, stored, 202 if here.services.preparation(name) else 201)
 

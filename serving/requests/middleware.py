@@ -10,13 +10,14 @@ import uuid
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jpets.errors import TooLarge
+from jpets.errors import TooLarge, Unauthorized
 from serving.http.body_budget import BODY, BodyBudget
 from serving.http.descriptors import shortage
 from serving.http.errors import error_response, log_unexpected, retry_headers
 from serving.http.fields import declared_length
 from serving.requests.metrics import Metrics
 from serving.tenants.gate import Gate
+from serving.tenants.keyring import REFUSAL
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +33,21 @@ class BodyTooLarge(HTTPException):
         super().__init__(TooLarge.status, f"the body has more than {limit} bytes; send fewer inputs in one request")
 
 
+class KeyEnded(HTTPException):
+    """As ``BodyTooLarge``, for a key that was accepted when the head came."""
+
+    def __init__(self) -> None:
+        super().__init__(Unauthorized.status, REFUSAL, {"WWW-Authenticate": "Bearer"})
+
+
+class AnswerEnded(Exception):
+    """An answer that is sent in pieces ends with its key."""
+
+
 class RequestMiddleware:
-    """Wraps the application. ``gate`` lets a request in before anything of its body is read. A body that is too large
-    is refused by its declared length, or once that many bytes have come; ``max_bodies_bytes`` is the limit of all
-    bodies in memory."""
+    """Wraps the application. ``gate`` lets a request in before anything of its body is read, and is asked again at each
+    part of a body and each piece of a long answer. A body that is too large is refused by its declared length, or once
+    that many bytes have come; ``max_bodies_bytes`` is the limit of all bodies in memory."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, gate: Gate, max_body_bytes: int, max_bodies_bytes: int) -> None:
         self._app = app
@@ -58,7 +70,10 @@ class RequestMiddleware:
         async def noted() -> Message:
             nonlocal waits_to_send
             waits_to_send = False
-            return await receive()
+            message = await receive()
+            if message["type"] == "http.request" and not status and not self._gate.accepts(scope):
+                raise KeyEnded
+            return message
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -67,6 +82,8 @@ class RequestMiddleware:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
                 if waits_to_send:  # the next bytes may be that body or another request
                     message["headers"].append((b"connection", b"close"))
+            elif message.get("more_body", False) and not self._gate.accepts(scope):
+                raise AnswerEnded
             await send(message)
 
         try:
@@ -74,6 +91,8 @@ class RequestMiddleware:
                 await refusal(scope, noted, answer)
             else:
                 await self._bounded(scope, headers, noted, answer)
+        except AnswerEnded:  # the connection closes, as the answer is not whole
+            log.warning("a key ended while its answer was sent", extra={"request_id": request_id.decode()})
         except Exception as error:  # noqa: BLE001 (the last handler: the client gets an answer, the log the place)
             lack = shortage(error)
             if lack is None:

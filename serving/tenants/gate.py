@@ -50,6 +50,16 @@ class Gate:
         scope["state"]["asker"] = asker
         return None
 
+    def accepts(self, scope: Scope) -> bool:
+        """Whether the key of a request that was let in is accepted still."""
+        asker = scope["state"].get("asker")
+        try:
+            if asker is not None:
+                self._keyring.check(asker)
+        except Unauthorized:
+            return False
+        return True
+
 
 def _check_site(headers: Mapping[bytes, bytes]) -> None:
     """Raises ``Forbidden`` for what a page of another site sends: browsers let any page send to this machine, and a
