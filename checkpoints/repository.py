@@ -338,8 +338,8 @@ class Repository:
             TaskRows(connection, tenant, id).discard(version)
 
     def delete(self, id: str, tenant: str = DEFAULT_TENANT, if_match: int | None = None) -> None:
-        """Removes every version and alias, and their blobs; blobs that cannot be removed now ``collect`` removes.
-        Raises ``NotFound``, ``Conflict``."""
+        """Removes every version and alias; then, by a second transaction, their blobs: a commit may fail, and rows that
+        stay need theirs. What cannot be removed now ``collect`` removes. Raises ``NotFound``, ``Conflict``."""
         with self._catalog.write() as connection:
             rows = TaskRows(connection, tenant, id)
             rows.find(None)

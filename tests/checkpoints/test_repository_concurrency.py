@@ -10,9 +10,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+import sqlalchemy as sa
+
 from checkpoints.blobs import digest_of
 from checkpoints.repository import Repository
-from jpets.errors import Conflict
+from jpets.errors import Conflict, Saturated
 
 
 def test_threads(repository: Repository, files: list[bytes]) -> None:
@@ -52,6 +55,23 @@ def test_one_of_many_wins_a_race(repository: Repository, files: list[bytes]) -> 
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(put, range(16))) == 1
+
+
+def test_a_deletion_that_is_not_committed_keeps_its_file(repository: Repository, files: list[bytes]) -> None:
+    """So files go by a transaction behind the one of their rows."""
+
+    def fail(connection: sa.Connection) -> None:
+        raise Saturated("the database is away")
+
+    repository.put("sample", files[0])
+    engine = repository._catalog._engine
+    sa.event.listen(engine, "commit", fail)
+    with pytest.raises(Saturated):
+        repository.delete("sample")
+    sa.event.remove(engine, "commit", fail)
+    assert repository.read(repository.get("sample")) == files[0]
+    repository.delete("sample")
+    assert repository.list() == ([], None)
 
 
 WRITER = """
