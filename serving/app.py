@@ -46,12 +46,12 @@ from serving.tenants.keyring import Keyring
 DESCRIPTION = """
 Thousands of fine-tuned tasks over a shared backbone, any mixture of them in one batch.
 
-Every request may carry `X-Request-Id` (echoed, else generated) and `X-Request-Timeout` (seconds). Errors are
-`{"error": {"code", "message", "request_id"}}`, under `/v2` `{"error": "..."}`: 400 not parseable, 422 parseable but not
-acceptable, 401 no key, 403 the key does not allow it, 404 unknown or another tenant's, 405 another method (`Allow`
-names those that there are), 408 sent too slowly, 409 version conflict, 413 too large, 415 another format or encoding,
-429 over quota, 431 headers too large, 503 saturated, starting or draining (429 and 503 with `Retry-After`), 504
-deadline passed, 507 disk or device full.
+Every request may carry `X-Request-Id` (echoed, else generated) and `X-Request-Timeout` (seconds from its head).
+Errors are `{"error": {"code", "message", "request_id"}}`, under `/v2` `{"error": "..."}`: 400 not parseable, 422
+parseable but not acceptable, 401 no key, 403 the key does not allow it, 404 unknown or another tenant's, 405 another
+method (`Allow` names those that there are), 408 sent too slowly, 409 version conflict, 413 too large, 415 another
+format or encoding, 429 over quota, 431 headers too large, 503 saturated, starting or draining (429 and 503 with
+`Retry-After`), 504 deadline passed, 507 disk or device full.
 
 JSON bodies may be packed (`Content-Encoding: gzip` or `deflate`). Optional fields may be null. A query parameter that a
 route does not know is refused. `HEAD` is answered as `GET`, and `OPTIONS` names a path's methods.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
@@ -13,6 +15,8 @@ ARRIVAL_SECONDS = 60.0
 """Seconds that the one message of a call may take to come."""
 SILENT_SECONDS = 60.0
 """Seconds without a question after which a stream of reflection ends."""
+ARRIVED: ContextVar[float] = ContextVar("arrived")
+"""When the headers of a call of one message came (``time.monotonic``)."""
 Messages = AsyncIterator[Any]
 Handler = Any
 """``grpc.RpcMethodHandler``: the package has no types."""
@@ -30,6 +34,7 @@ class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the package
             return own
 
         async def one(messages: Messages, call: Any) -> Any:
+            ARRIVED.set(time.monotonic())
             return await own.unary_unary(await self._only(messages, call), call)
 
         async def several(messages: Messages, call: Any) -> AsyncIterator[Any]:

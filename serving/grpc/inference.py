@@ -65,15 +65,16 @@ def check_counts(request: Any, *fields: str) -> None:
             raise TooLarge(f"{name}: expected at most {MOST_NAMED}, found {found}")
 
 
-def seconds_of(parameters: Parameters, left: float | None, settings: ServingSettings) -> float:
-    """How long a request may take, of which ``left`` is what its client waits; longer than the server allows if the
-    client has no deadline is no error. Raises ``InvalidInput`` for a timeout that is too long."""
+def seconds_of(parameters: Parameters, waits: float | None, settings: ServingSettings) -> float:
+    """How long after a request came it may be answered, where its client waits for ``waits`` seconds then, or has no
+    deadline; to wait for longer than the server allows is no error. Raises ``InvalidInput`` for a timeout that is too
+    long."""
     if parameters.timeout is None:
-        return settings.request_timeout if left is None else min(left, settings.longest_timeout)
+        return settings.request_timeout if waits is None else min(waits, settings.longest_timeout)
     asked = parameters.timeout / 1e6
     if asked > settings.longest_timeout:
         raise InvalidInput(f"parameters.timeout: expected at most {settings.longest_timeout:g} seconds")
-    return asked if left is None else min(asked, left)
+    return asked if waits is None else min(asked, waits)
 
 
 def check_unload(request: Any) -> None:

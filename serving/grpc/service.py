@@ -28,6 +28,7 @@ from jpets.errors import (
     Unauthorized,
     Unparseable,
 )
+from serving.grpc.arrivals import ARRIVED
 from serving.grpc.inference import check_counts, check_unload, inference_of, parameters_of, response_of, seconds_of
 from serving.grpc.keys import key_in
 from serving.grpc.messages import METHODS, SERVICE, ModelIndex, ModelMetadata, StreamResponse, TensorMetadata, message
@@ -37,6 +38,8 @@ from serving.protocols.oip.inference import EXTENSIONS, find_model, read_inferen
 from serving.protocols.oip.repository import index, is_ready, load, unload
 from serving.requests.ask import answer
 from serving.requests.context import Context, server_version
+from serving.requests.deadlines import in_time
+from serving.tenants.asker import Asker
 from serving.tenants.scopes import METHODS as SCOPES
 
 Call: TypeAlias = Any
@@ -108,7 +111,8 @@ class InferenceService:
         """A method's answer, or its error as a status, which is counted before it is sent."""
         with self._counted(name) as count:
             try:
-                return await method(self._admitted(name, call), _read(name, content), call)
+                here = self._here.asked_by(self._asker(name, call), ARRIVED.get())
+                return await method(here, _read(name, content), call)
             except JpetsError as error:
                 code, problem = code_of(error), error.message
                 if error.retry_after is not None:
@@ -118,12 +122,12 @@ class InferenceService:
             count(code)
         return await call.abort(code, problem)
 
-    def _admitted(self, method: str, call: Call) -> Context:
-        """The context of a request, for its asker. Raises ``Unauthorized``, ``Forbidden``, ``OverQuota``."""
+    def _asker(self, method: str, call: Call) -> Asker:
+        """For whom a request is. Raises ``Unauthorized``, ``Forbidden``, ``OverQuota``."""
         asker = self._here.keyring.asker(key_in(call.invocation_metadata()))
         asker.allowance.request()
         asker.check(SCOPES[method])
-        return self._here.asked_by(asker)
+        return asker
 
     @contextlib.contextmanager
     def _counted(self, name: str) -> Iterator[Callable[[grpc.StatusCode], None]]:
@@ -164,16 +168,16 @@ class InferenceService:
         return ModelMetadata(**found, **tensors)
 
     async def _infer(self, here: Context, request: Any, call: Call) -> Any:
-        return await self._result(here, request, call.time_remaining())
+        return await self._result(here, request, call)
 
-    async def _result(self, here: Context, request: Any, left: float | None) -> Any:
-        """The answer to a request within ``left`` seconds. Raises ``JpetsError``."""
+    async def _result(self, here: Context, request: Any, call: Call) -> Any:
+        """The answer to a request of a call. Raises ``JpetsError``."""
         with self._holding(request.ByteSize()):
             parameters = parameters_of(request)
+            seconds = seconds_of(parameters, _waits(here, call), here.settings)
             inference = inference_of(request, parameters)
             model = await find_model(here, request.model_name, request.model_version or None)
-            asked = await read_inference(here, model, inference)
-            seconds = seconds_of(parameters, left, here.settings)
+            asked = await in_time(here, seconds, read_inference(here, model, inference))
             return await answer(here, asked.queries, partial(response_of, request, asked), seconds)
 
     @contextlib.contextmanager
@@ -192,7 +196,7 @@ class InferenceService:
     async def _stream(self, contents: AsyncIterator[bytes], call: Call) -> None:
         """A stream counts as a request when it opens. Each of its own counts again."""
         try:
-            tenant = self._admitted("ModelStreamInfer", call).asker.tenant
+            tenant = self._asker("ModelStreamInfer", call).tenant
             if self._streams[tenant] >= self._most_streams:
                 raise Saturated(f"{self._most_streams} streams of yours are open already; end some")
             if self._streams.total() >= ALL_STREAMS * self._most_streams:
@@ -219,16 +223,16 @@ class InferenceService:
         async def read() -> None:
             nonlocal working, whole
             async for content in contents:
-                working += 1
+                working, came = working + 1, time.monotonic()
                 while unread > MOST_UNREAD:
                     await asyncio.sleep(PAUSE)
-                await coming.put(group.create_task(answered(content)))
+                await coming.put(group.create_task(answered(content, came)))
             whole = True
             await coming.put(None)
 
-        async def answered(content: bytes) -> Any:
+        async def answered(content: bytes, came: float) -> Any:
             nonlocal unread
-            response = await self._streamed(content, call)
+            response = await self._streamed(content, call, came)
             unread += response.ByteSize()
             return response
 
@@ -262,14 +266,15 @@ class InferenceService:
             return Saturated(f"nothing came for {SILENT:g} seconds; open a new stream")
         return None
 
-    async def _streamed(self, content: bytes, call: Call) -> Any:
+    async def _streamed(self, content: bytes, call: Call, came: float) -> Any:
+        """The answer to a request of a stream, which came then (``time.monotonic``)."""
         name, id = "ModelStreamInfer", ""
         with self._counted(name) as count:
             try:
-                here = self._admitted(name, call)
+                here = self._here.asked_by(self._asker(name, call), came)
                 request = _read(name, content)
                 id = request.id
-                return StreamResponse(infer_response=await self._result(here, request, call.time_remaining()))
+                return StreamResponse(infer_response=await self._result(here, request, call))
             except JpetsError as error:
                 count(code_of(error))
                 problem = error.message
@@ -293,6 +298,12 @@ class InferenceService:
         check_unload(request)
         await unload(here, request.model_name)
         return message("RepositoryModelUnloadResponse")()
+
+
+def _waits(here: Context, call: Call) -> float | None:
+    """Seconds for which the client of a request waits, counted as its deadline is."""
+    left = call.time_remaining()
+    return None if left is None else time.monotonic() + left - here.arrived
 
 
 def _read(name: str, content: bytes) -> Any:

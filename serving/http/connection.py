@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -322,6 +323,7 @@ class Connection(HttpToolsProtocol):
             if size > self._limits.header_bytes:
                 self._problem = self._too_long()
                 raise ValueError("headers are too long")
+        self.scope["state"]["arrived"] = time.monotonic()  # the request may wait for those before it
         super().on_headers_complete()
         self.headers = [*self.headers]  # the request's own are complete; trailers would be added to them
         self._phase, self._fed, self._body = "body", 0, 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
-import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -21,10 +19,9 @@ from serving.http.aside import SHORT
 from serving.http.errors import ClientGone
 from serving.http.responses import FastJSONResponse
 from serving.requests.context import Context
+from serving.requests.deadlines import LATE, in_time, seconds_of
 
-TIMEOUT_HEADER = "X-Request-Timeout"
 STUDENTS_HEADER = "X-Students"
-NUMBER = re.compile(r"[+-]?(?:\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE][+-]?\d{1,3})?", re.ASCII)
 Answer = TypeVar("Answer")
 Respond = Callable[[Sequence[Result]], Any]
 """Makes the response's content from results, or the response itself."""
@@ -41,7 +38,6 @@ AT_ONCE, LEAST_BOUND = 8, 1 << 20
 tasks, or beside many others; and never fewer than the second number."""
 EACH = 100
 """Effort of a query apart from its text, in characters."""
-LATE = "the deadline passed before the answer was computed; allow more time or send fewer inputs"
 
 
 async def ask(
@@ -49,10 +45,10 @@ async def ask(
 ) -> Response:
     """``answer``, with ``respond``'s content as JSON, or its response as it is.
 
-    ``timeout`` (seconds) and the request's ``X-Request-Timeout`` bound the wait. When the client leaves, its queries
-    are cancelled. Also raises ``ClientGone``.
+    ``timeout`` (seconds) and the request's ``X-Request-Timeout`` bound the wait since its head came. When the client
+    leaves, its queries are cancelled. Also raises ``ClientGone``.
     """
-    seconds = _deadline(request, here, timeout)
+    seconds = seconds_of(request, here.settings, timeout)
     return await answer(here, queries, partial(_written, respond), seconds, gone=partial(_client_leaves, request))
 
 
@@ -66,14 +62,14 @@ async def answer(
     """``respond`` of the effort of ``queries`` (characters) and their results, in order; a single query's error is in
     its ``error``.
 
-    The queries reach the engine as one submission, so they can share a batch. ``seconds`` bound the wait. When ``gone``
-    ends, or this is cancelled, they are cancelled.
+    The queries reach the engine as one submission, so they can share a batch. They are cancelled ``seconds`` after the
+    request came, when ``gone`` ends, or when this is cancelled.
     Raises ``TooLarge``, ``OverQuota``, ``Saturated``, ``DeadlineExceeded``, ``InvalidInput``, ``ClientGone``, and what
     ``respond`` does.
     """
     check_count(len(queries), here)
     allowance = here.asker.allowance
-    until = time.monotonic() + seconds
+    until = here.arrived + seconds
     effort = sum(map(_effort, queries))
     if effort > (most := max(LEAST_BOUND, AT_ONCE * here.settings.max_body_bytes)):
         raise TooLarge(
@@ -89,11 +85,10 @@ async def answer(
     counted = allowance.queries(queries, here.services.longest)
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(until - time.monotonic()):
-            futures = await _submitted(here, effort, submit)
-    except TimeoutError as error:  # so is DeadlineExceeded
-        allowance.settle(counted, ())
-        raise DeadlineExceeded(LATE) from error
+        if effort <= SHORT:  # nothing is awaited
+            futures = submit()
+        else:
+            futures = await in_time(here, seconds, _submitted(here, effort, submit))
     except JpetsError:
         allowance.settle(counted, ())
         raise
@@ -122,9 +117,7 @@ async def answer(
 
 
 async def _submitted(here: Context, effort: int, submit: Callable[[], list[Future[Result]]]) -> list[Future[Result]]:
-    """``submit()``; where this is cancelled meanwhile, so is what it submits."""
-    if effort <= SHORT:  # nothing is awaited
-        return await here.aside.do(effort, submit)
+    """``submit()`` in another thread; where this is cancelled meanwhile, so is what it submits."""
     submission = asyncio.ensure_future(here.aside.do(effort, submit))
     try:
         return await asyncio.shield(submission)
@@ -195,22 +188,6 @@ def raise_first_error(results: Sequence[Result]) -> None:
         if result.error is not None:
             where = f"input {index}: " if len(results) > 1 else ""
             raise type(result.error)(where + result.error.message)
-
-
-def _deadline(request: Request, here: Context, timeout: float | None) -> float:
-    settings = here.settings
-    asked = [] if timeout is None else [timeout]
-    header = request.headers.get(TIMEOUT_HEADER)
-    if header is not None:
-        asked.append(float(header) if NUMBER.fullmatch(header.strip()) else math.nan)
-    if not all(seconds <= settings.longest_timeout for seconds in asked):  # NaN is not
-        raise InvalidInput(
-            f"the timeout ({TIMEOUT_HEADER} in seconds, the parameter in microseconds) must be a number of at most "
-            f"{settings.longest_timeout:g} seconds"
-        )
-    if any(seconds <= 0 for seconds in asked):
-        raise DeadlineExceeded("the deadline was already past when the request came; nothing was computed")
-    return min(asked, default=settings.request_timeout)
 
 
 def _effort(query: Query) -> int:

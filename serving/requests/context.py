@@ -44,10 +44,12 @@ class Context:
     room: Room = dataclasses.field(default_factory=Room)
     """For uploads that are on their way."""
     keyring: Keyring = dataclasses.field(default_factory=Keyring)
+    arrived: float = 0.0
+    """When the head of the request came (``time.monotonic``): its deadline is counted from then."""
 
-    def asked_by(self, asker: Asker) -> Context:
-        """The same for a request of ``asker``."""
-        return dataclasses.replace(self, asker=asker)
+    def asked_by(self, asker: Asker, arrived: float) -> Context:
+        """The same for a request of ``asker`` that came then."""
+        return dataclasses.replace(self, asker=asker, arrived=arrived)
 
     def named(self, id: str) -> TaskName:
         """The task that queries for this id get: the tenant's own, or else the shared one."""
@@ -119,9 +121,10 @@ class Context:
 async def find_context(request: Request) -> Context:
     """The context of a request, for its asker. Raises ``Forbidden`` where the route needs another scope."""
     context: Context = request.app.state.context
-    asker: Asker = request.scope["state"].get("asker", NOBODY)
+    state = request.scope["state"]
+    asker: Asker = state.get("asker", NOBODY)
     asker.check(scope_of(request.scope["method"], request.scope["route"].path))
-    return context.asked_by(asker)
+    return context.asked_by(asker, state["arrived"])
 
 
 Here = Annotated[Context, Depends(find_context)]

@@ -63,8 +63,9 @@ class RequestMiddleware:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
-        started = time.monotonic()
+        state, started = scope.setdefault("state", {}), time.monotonic()
+        state["request_id"] = request_id.decode()
+        state.setdefault("arrived", started)  # where the connection did not say so
         status, waits_to_send = 0, b"expect" in headers
 
         async def noted() -> Message:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from serving.http.parameters import check_parameters
 from serving.requests.bodies import read_body
 from serving.requests.context import find_context
+from serving.requests.deadlines import UNREAD, in_time, seconds_of
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -34,6 +35,9 @@ class JSONRoute(APIRoute):
     a whole body before it checks any of it. The document (OpenAPI) is still FastAPI's.
     """
 
+    says_deadline = False
+    """Whether the body may say until when the request is to be answered."""
+
     def get_route_handler(self) -> Handler:
         endpoint = self.endpoint
         adapter: TypeAdapter[Any] = TypeAdapter(typing.get_type_hints(endpoint)["body"])
@@ -45,7 +49,10 @@ class JSONRoute(APIRoute):
         async def handle(request: Request) -> Response:
             await check_parameters(request)
             here = await find_context(request)
-            body, behind = await read_body(request, here, adapter, default, bytes_behind=takes_bytes)
+            longest = here.settings.longest_timeout if self.says_deadline else None  # it is not read yet
+            seconds = seconds_of(request, here.settings, longest)
+            reading = read_body(request, here, adapter, default, bytes_behind=takes_bytes)
+            body, behind = await in_time(here, seconds, reading, UNREAD)
             more: dict[str, Any] = {"request": request} if takes_request else {}
             if takes_bytes:
                 more["behind"] = behind
@@ -53,3 +60,9 @@ class JSONRoute(APIRoute):
             return response
 
         return handle
+
+
+class TimedRoute(JSONRoute):
+    """Of a body that may allow more time than the server does by itself."""
+
+    says_deadline = True

@@ -20,7 +20,8 @@ from serving.protocols.oip.repository import index, is_ready, load, unload
 from serving.protocols.oip.tensors import Tensor
 from serving.requests.ask import ask
 from serving.requests.context import Here, server_version
-from serving.requests.routes import BytesBehind, JSONRoute
+from serving.requests.deadlines import in_time, seconds_of
+from serving.requests.routes import BytesBehind, JSONRoute, TimedRoute
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": InferenceErrorBody}
@@ -55,7 +56,7 @@ class Parameters(BaseModel):
     prompt_name: Text | None = None
     """Which of the model's prompts stands before each text."""
     timeout: Annotated[Int64, Field(gt=0)] | None = None
-    """Microseconds until the request's deadline."""
+    """Microseconds from the request's head to its deadline."""
     binary_data_output: StrictBool | None = None
     """Send outputs as bytes behind the JSON, those that do not say otherwise."""
     priority: Literal[0] | None = None
@@ -283,11 +284,13 @@ async def infer(
     `parameters.binary_data` of a wanted output or `parameters.binary_data_output` of the request. An answer is packed
     if `Accept-Encoding` is `gzip` or `deflate` and nothing else.
     """
-    found = await find_model(here, model, version)
     given, requested = body.parameters or Parameters(), body.outputs
+    timeout = None if given.timeout is None else given.timeout / 1e6
+    seconds = seconds_of(request, here.settings, timeout)
+    found = await find_model(here, model, version)
     names = [each.name for each in requested or ()] or None  # none named: all, as over gRPC
     inference = Inference(_tensors(body.inputs, behind), names, given.truncate, given.prompt_name)
-    asked = await read_inference(here, found, inference)
+    asked = await in_time(here, seconds, read_inference(here, found, inference))
     raw = {name: bool(given.binary_data_output) for name in asked.wanted}
     for each in requested or ():
         if each.parameters is not None and each.parameters.binary_data is not None:
@@ -301,7 +304,6 @@ async def infer(
         content = {**answer, "outputs": outputs}
         return binary.response(content, after) if after else content
 
-    timeout = None if given.timeout is None else given.timeout / 1e6
     response = await ask(request, here, asked.queries, respond, timeout)
     coding = binary.coding_of(request.headers.get("accept-encoding", ""))
     if coding is None:
@@ -328,5 +330,5 @@ for path, summary in (
     ("/models/{model}/versions/{version}/infer", "Ask a version of a task"),
 ):
     router.add_api_route(
-        path, infer, methods=["POST"], response_model=InferResponse, summary=summary, route_class_override=JSONRoute
+        path, infer, methods=["POST"], response_model=InferResponse, summary=summary, route_class_override=TimedRoute
     )

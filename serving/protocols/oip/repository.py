@@ -77,7 +77,7 @@ async def load(here: Context, model: str, parameters: Mapping[str, Any]) -> None
         )
     if (await find_model(here, model)).task is None:
         return
-    name, until = here.named(model), time.monotonic() + here.settings.request_timeout
+    name, until = here.named(model), here.arrived + here.settings.request_timeout
     with here.services.owning(name) as own:
         own.engine.warm([model], tenant=name.tenant)
     while True:

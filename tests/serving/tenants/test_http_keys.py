@@ -207,7 +207,7 @@ def test_priority_and_tenant_of_a_key(app: FastAPI, signed: Signed, access: Acce
     asker = keyring.asker(key)
     context: Context = app.state.context
     assert (asker.tenant, asker.priority) == ("acme", 5)
-    assert context.asked_by(asker).own("topic") == ("acme", "topic")
+    assert context.asked_by(asker, 0.0).own("topic") == ("acme", "topic")
 
 
 def test_the_methods_of_grpc_have_scopes() -> None:
