@@ -32,3 +32,10 @@ class Spelling:
 
     of_text: npt.NDArray[np.int8]
     written: Written | None = None
+
+    def reach(self) -> tuple[int, int] | None:
+        """The characters of the first text, of a query that came as texts, from its first token to its last; None where
+        no token is of it."""
+        assert self.written is not None
+        own = self.written.offsets[self.of_text == 0]
+        return (int(own[:, 0].min()), int(own[:, 1].max())) if len(own) else None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from jpets.engine.results.numbers import sigmoid
 from jpets.errors import InvalidInput, Saturated
-from jpets.types import Result, Task
+from jpets.tokenizing import TextEncoder
+from jpets.types import Preprocessing, Query, Result, Task
 from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import scored
+from serving.requests.ask import EACH
 from serving.requests.context import Context
 
 
@@ -32,3 +35,26 @@ def relevances(results: Sequence[Result], *, raw: bool) -> list[float]:
 def best_first(scores: Sequence[float]) -> list[int]:
     """The places of scores, the highest first; equal ones stay in their order."""
     return sorted(range(len(scores)), key=lambda at: -scores[at])
+
+
+async def first_tokens(here: Context, task: Task, texts: Sequence[str], most: int) -> list[str]:
+    """Of each text the part that has ``most`` tokens: its beginning, or its end where the model's texts are cut on the
+    left. Raises ``InputTooLong``, ``OverQuota``."""
+    here.asker.allowance.check([Query(task.id, text) for text in texts])
+    with here.services.owning(here.named(task.id)) as own:
+        encoder = await asyncio.to_thread(lambda: own.text)
+    effort = sum(EACH + len(text) for text in texts)
+    return await here.aside.do(effort, lambda: [cut(encoder, text, most) for text in texts])
+
+
+def cut(encoder: TextEncoder, text: str, most: int) -> str:
+    """The part of a text that has ``most`` tokens; all of it where no model takes as many. Raises ``InputTooLong``."""
+    limit = most + encoder.tokenizer.num_special_tokens_to_add(False)
+    if limit > encoder.longest or not text.strip():
+        return text
+    tokens = encoder.encode(Query(None, text, truncate=True), Preprocessing(max_length=limit), spelled=True)
+    assert tokens.spelling is not None
+    if len(tokens.ids) < limit or (reach := tokens.spelling.reach()) is None:
+        return text
+    begin, end = reach
+    return text[begin:] if encoder.side == "left" else text[:end]

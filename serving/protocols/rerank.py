@@ -14,7 +14,7 @@ from jpets.errors import InvalidInput
 from jpets.types import Query, Result
 from serving.http.fields import Int64, Many, ModelName, Text
 from serving.protocols.classify import usage
-from serving.protocols.relevance import best_first, relevances, scoring_task
+from serving.protocols.relevance import best_first, first_tokens, relevances, scoring_task
 from serving.protocols.schemas import Usage
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here
@@ -44,6 +44,8 @@ class RerankRequest(BaseModel):
     """So many of the best; all by default."""
     return_documents: StrictBool | None = None
     """Whether the answer repeats the texts."""
+    max_tokens_per_doc: Annotated[Int64, Field(ge=1)] | None = None
+    """Most tokens of a document that are read; those of pairs that are too long even so are the task's own matter."""
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule."""
     user: Text | None = None
@@ -99,6 +101,8 @@ async def rerank(
     check_count(len(body.documents), here)
     task = await scoring_task(here, body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    most = body.max_tokens_per_doc
+    read = texts if most is None else await first_tokens(here, task, texts, most)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         scores = relevances(results, raw=task.head.relevance == "raw")
@@ -108,7 +112,7 @@ async def rerank(
             ranked = [{**each, "document": {"text": texts[each["index"]]}} for each in ranked]
         return {"id": f"rerank-{uuid.uuid4().hex}", "model": body.model, "results": ranked, "usage": usage(results)}
 
-    queries = [Query(task.id, body.query, text, truncate=body.truncate) for text in texts]
+    queries = [Query(task.id, body.query, text, truncate=body.truncate) for text in read]
     return await ask(request, here, queries, respond)
 
 

@@ -83,11 +83,10 @@ def _spans(text: str, results: Sequence[Result], encoder: TextEncoder) -> dict[s
 def _cut(text: str, result: Tokens, encoder: TextEncoder) -> int | None:
     """The code point where the text's tokens end, or begin where models are cut on the left, if there are some beyond
     it."""
-    assert result.spelling is not None and result.spelling.written is not None
-    own = result.spelling.written.offsets[result.spelling.of_text == 0]
-    if not len(own):
+    assert result.spelling is not None
+    if (reach := result.spelling.reach()) is None:
         return 0 if _has_tokens(text, encoder) else None
-    begin, end = int(own[:, 0].min()), int(own[:, 1].max())
+    begin, end = reach
     if _has_tokens(text[end:], encoder):
         return end
     return begin if _has_tokens(text[:begin], encoder) else None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from clients import Call, client_of
+from support import tiny
 
 from jpets.engine.engine import Engine
 from jpets.engine.results.numbers import sigmoid
+from jpets.tokenizing import TextEncoder
 from jpets.types import Classification, Embedding, Query, Regression, Tokens
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
+from serving.protocols.relevance import cut
 
 QUERY, TEXTS = "a board game", ["chess engine", "soup", "the library of go"]
 
@@ -39,6 +44,47 @@ def test_texts_are_ranked_by_a_query(call: Call, logits: np.ndarray) -> None:
         assert only["index"] == order[0] and only["document"] == {"text": TEXTS[order[0]]}
 
 
+def test_documents_are_read_up_to_so_many_tokens(call: Call, engine: Engine) -> None:
+    """And repeated whole. All of the first one would be too much for the task."""
+    long, most = "chess engine of the library " * 30, 7
+    asked = {"model": "price", "query": QUERY, "documents": [long, "soup"], "return_documents": True}
+    assert call("POST", "/v2/rerank", json=asked).status_code == 422
+    tokenizer = engine.text.tokenizer
+    query, own = (tokenizer.encode(text, add_special_tokens=False) for text in (QUERY, long))
+    own.truncate(most)
+    pair = tokenizer.post_process(query, own, True)
+    results = engine.infer(
+        [Query("price", input_ids=pair.ids, token_type_ids=pair.type_ids), Query("price", QUERY, "soup")]
+    )
+    expected = [float(sigmoid(each.logits)[0]) for each in results if isinstance(each, Regression)]
+    answer = call("POST", "/v2/rerank", json=asked | {"max_tokens_per_doc": most}).json()
+    found = {each["index"]: each for each in answer["results"]}
+    assert [found[at]["relevance_score"] for at in (0, 1)] == pytest.approx(expected, rel=1e-3)
+    assert found[0]["document"]["text"] == long
+    for wrong in (0, "7"):
+        refused = call("POST", "/v2/rerank", json=asked | {"max_tokens_per_doc": wrong})
+        assert refused.status_code == 422 and "max_tokens_per_doc" in refused.text
+
+
+@pytest.mark.parametrize("side", ["Left", "Right"])
+@pytest.mark.parametrize("most", [1, 5, 40, 100])
+def test_a_text_is_cut_where_its_model_cuts_texts(side: str, most: int) -> None:
+    """A hundred tokens are more than the model takes."""
+    document = json.loads(tiny().tokenizer_json)
+    document["truncation"] = {"direction": side, "max_length": 64, "strategy": "LongestFirst", "stride": 0}
+    encoder = TextEncoder(json.dumps(document), 800, 2, 64)
+    text = " the library for a " * 40
+
+    def ids(part: str) -> list[int]:
+        found: list[int] = encoder.tokenizer.encode(part, add_special_tokens=False).ids
+        return found
+
+    whole = ids(text)
+    kept = whole if most == 100 else whole[-most:] if side == "Left" else whole[:most]
+    assert ids(cut(encoder, text, most)) == kept
+    assert cut(encoder, " a\u200b ", 5) == " a\u200b "
+
+
 def test_pairs_are_scored(call: Call, logits: np.ndarray) -> None:
     for path in ("/v1/score", "/score"):
         for first in (QUERY, [QUERY], [QUERY] * len(TEXTS)):
@@ -61,11 +107,11 @@ def test_an_unknown_option_may_be_null(call: Call) -> None:
     """Clients of Cohere send one for what their caller left out, and newer clients know more options."""
     asked = {"model": "price", "query": QUERY, "documents": TEXTS}
     plain = call("POST", "/v2/rerank", json=asked).json()["results"]
-    nulls = {"max_tokens_per_doc": None, "user": None, "top_n": None, "later": None}
+    nulls = {"priority": None, "user": None, "top_n": None, "later": None}
     assert call("POST", "/v2/rerank", json=asked | nulls).json()["results"] == plain
-    for wrong in ({"max_tokens_per_doc": 4}, {"later": False}, {"documents": [{"text": "a", "later": None}]}):
+    for wrong in ({"later": False}, {"documents": [{"text": "a", "later": None}]}):
         refused = call("POST", "/v2/rerank", json=asked | nulls | wrong)
-        assert (refused.status_code == 422 and "later" in refused.text) or "max_tokens_per_doc" in refused.text
+        assert refused.status_code == 422 and "later" in refused.text
     for path, body in (
         ("/v1/classify", {"model": "price", "input": QUERY}),
         ("/v1/embeddings", {"model": "vectors", "input": QUERY}),
