@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from array import array
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ EXAMPLES = {
 
 
 Inputs = Text | Many[Text] | Many[StrictInt] | Many[Many[StrictInt]]
-"""One text, texts, the token ids of one text, or of several; ids include the special tokens."""
+"""One text, texts, the token ids of one text, or of several; ids include the special tokens, and begin with the model's
+first one where it has any."""
 
 
 class EmbeddingsRequest(BaseModel):
@@ -100,6 +102,7 @@ async def queries_of(
     """Queries for ``Inputs``. Raises ``TooLarge``, ``InvalidInput``."""
     inputs = _inputs(given)
     check_count(len(inputs), here)
+    await _check_first(here, [each[0] for each in inputs if not isinstance(each, str) and each], task)
     numbers = sum(len(each) for each in inputs if not isinstance(each, str))
     return await here.aside.do(numbers, partial(_queries, inputs, task, truncate, prompt))
 
@@ -109,6 +112,22 @@ def check_dimensions(here: Context, model: str, task: Task | None, asked: int | 
     size = task.vector_size if task is not None else here.services.first.backbone.config.hidden_size
     if asked is not None and asked > size:
         raise InvalidInput(f"dimensions: {model!r} gives {size}, found {asked}; ask for as many or fewer")
+
+
+async def _check_first(here: Context, found: Sequence[int], task: str | None) -> None:
+    """Raises ``InvalidInput`` where token ids begin otherwise than the model's. A client that tokenises for a model of
+    OpenAI's sends ids that are other tokens here, whose vectors would mean nothing."""
+    if not found:
+        return
+    with here.services.owning(here.named(task or here.services.first.backbone.name)) as own:
+        tokenizer = (await asyncio.to_thread(lambda: own.text)).tokenizer  # reading it takes a while
+    first = tokenizer.encode("").ids[:1]
+    other = next((id for id in found if [id] != first), None)
+    if first and other is not None:
+        raise InvalidInput(
+            f"input: this model's token ids begin with {first[0]}, found {other}; send texts (in LangChain: "
+            "check_embedding_ctx_length=False), or ids of this model with its special tokens"
+        )
 
 
 def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> Sequence[Any]:
