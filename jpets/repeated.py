@@ -18,7 +18,7 @@ PERIOD = 0.25
 CHECK_SECONDS = 1.0
 """Between calls where changes are told: a connection that is lost silently tells of none."""
 BREATH = 0.05
-"""Seconds from a change that was told to the next call: many changes in a row share calls."""
+"""Seconds of rest behind a call that was told of a change, at least: many changes in a row share calls."""
 PATIENCE = 2.0
 """Seconds that an end waits for a call which a locked catalogue delays."""
 
@@ -75,5 +75,5 @@ class Repeated:
                 if failing:
                     log.info(f"{self._what} works again")
                 failing, self._done = False, began
-            if woken:
-                self._end.wait(BREATH)
+            if woken:  # as long as the call took: a machine with too much to do is not to do it without a pause
+                self._end.wait(min(self._period, max(BREATH, time.monotonic() - began)))
