@@ -18,6 +18,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.queue.response_cache import ResponseCache
 from jpets.errors import Saturated
 from jpets.types import Query, Task
+from jpets.watch import Watch
 from serving.app import create_app
 from serving.hosted.repository import TaskRepository
 from serving.hosted.service import Service
@@ -216,6 +217,9 @@ class _Empty:
 
     def changes(self, since: int) -> tuple[int, list[str]]:
         return since, []
+
+    def watch(self) -> Watch:
+        return Watch()
 
     def index(self, maker: str) -> list[Any]:
         return []
