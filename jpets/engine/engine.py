@@ -250,7 +250,7 @@ class Engine(Serves):
         self._ready = True
         self.merged.start()
         if self.settings.background_compile:
-            known = [key for key in self._remembered.read(self.replica.classes) if self.menu.allows(key.bucket)]
+            known = self._remembered.read(self.replica.classes, lambda key: self.menu.allows(key.bucket))
             self.menu.learn(key.bucket for key in known if key.trunk is None and not key.bucket.rectangular)
             self.compiler.start(key for key in dict.fromkeys([*known, *self._offered]) if key not in self.core)
             self._measurement.start()

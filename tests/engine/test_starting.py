@@ -55,7 +55,7 @@ def test_nothing_is_left_of_a_start_that_fails(
         broken.setattr(*FAULTS[fault])
         with pytest.raises(Broken):
             engine.start()
-    assert threads() == before
+    wait_until(lambda: set(threads()) <= set(before))  # readers end by themselves: a source may hang
     engine.close()  # a second time, as `with` would
     del engine
     gc.collect()
@@ -96,4 +96,4 @@ def test_each_part_is_closed_whatever_another_one_raises(
     monkeypatch.setattr(engine.merged, "close", breaks)
     with pytest.raises(Broken):
         engine.close()
-    assert threads() == before
+    wait_until(lambda: set(threads()) <= set(before))  # readers end by themselves: a source may hang

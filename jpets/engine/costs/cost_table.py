@@ -138,10 +138,11 @@ class CostTable:
         return " ".join([str(key), *(f"{of} by {own}" for of, own in names if own)])
 
     def save(self, programs: Iterable[Program] = ()) -> None:
-        """Adds what was timed here to the file, and the times that batches of ``programs`` were found to take."""
+        """Adds what was timed here to the file where that has no time yet, and the times that batches of ``programs``
+        were found to take."""
         served = {p.key: p.seconds for p in programs if p.followed}  # a mere estimate must not pass for a measurement
-        own = {self._name(key): seconds for key, seconds in {**self._timed, **served}.items()}
-        self._file.update(lambda stored: {**(stored or {}), **own})
+        timed, found = ({self._name(key): seconds for key, seconds in own.items()} for own in ({**self._timed}, served))
+        self._file.update(lambda stored: {**timed, **(stored or {}), **found})
 
 
 def _parsed(text: str) -> dict[str, float]:

@@ -105,7 +105,7 @@ def key_from_json(text: str) -> ProgramKey:
 
 
 def _bucket_of(data: Mapping[str, Any]) -> Bucket:
-    return Bucket(data["tokens"], tuple((n, length) for n, length in data["groups"]))
+    return Bucket(int(data["tokens"]), tuple((int(n), int(length)) for n, length in data["groups"]))
 
 
 def arguments_of(key: ProgramKey, inputs: Mapping[str, TokenInput]) -> BatchArguments:

@@ -28,6 +28,7 @@ class SharedFile(Generic[T]):
         self._what = what
         self._parse = parse
         self._write = write
+        self._warned = False
         sweep(path.parent, TEMPORARY, STALE_WRITE_SECONDS)
 
     def read(self) -> T | None:
@@ -51,17 +52,23 @@ class SharedFile(Generic[T]):
             return None
 
     def update(self, merge: Callable[[T | None], T]) -> T | None:
-        """Replaces the file by ``merge`` of what is in it now, and returns that; None where the file could not be
-        written. A full or read-only disk only makes the next start slower."""
+        """Replaces the file by ``merge`` of what is in it now, if that is anything else, and returns it; None where the
+        file could not be written. A full or read-only disk only makes the next start slower: it is told once."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._alone():
-                merged = merge(self._read())
-                write_atomic(self.path, self._write(merged).encode())
-                return merged
+                stored = self._read()
+                merged = merge(stored)
+                text = self._write(merged)
+                if stored is None or text != self._write(stored):
+                    write_atomic(self.path, text.encode())
         except (OSError, OutOfSpace) as error:
-            log.warning("the %s could not be kept: %s", self._what, error)
+            if not self._warned:
+                log.warning("the %s could not be kept: %s", self._what, error)
+            self._warned = True
             return None
+        self._warned = False
+        return merged
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

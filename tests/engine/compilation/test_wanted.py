@@ -153,7 +153,28 @@ def test_what_another_server_writes_stays(tmp_path: pathlib.Path) -> None:
     assert first.read([LORA]) == [own, theirs, of_class], "tasks come and go"
 
 
-@pytest.mark.parametrize("text", ["", "[{]", '{"bucket": 1}', '[{"bucket": {}}]', "[1]", "7"])
+def test_two_servers_that_began_alike_keep_what_one_of_them_has(tmp_path: pathlib.Path) -> None:
+    path, alike = tmp_path / "programs.json", key(2)
+    RememberedPrograms(path).write([program(alike, 1.0)], [])
+    first, second = RememberedPrograms(path), RememberedPrograms(path)
+    assert first.read([]) == second.read([]) == [alike]
+    busy = program(key(3), 2.0, followed=ENOUGH)
+    second.write([busy], [])
+    first.write([program(alike, 3.0, followed=ENOUGH)], [])
+    second.write([busy], [])
+    assert second.read([]) == [busy.key, alike]
+
+
+def test_what_this_server_does_not_allow_is_not_its_own(tmp_path: pathlib.Path) -> None:
+    path, large = tmp_path / "programs.json", key(512)
+    RememberedPrograms(path).write([program(large, 1.0)], [])
+    small = RememberedPrograms(path)
+    assert small.read([], lambda key: key.bucket.tokens < 512) == []
+    small.write([program(key(3), 2.0, followed=ENOUGH)], [])
+    assert RememberedPrograms(path).read([]) == [key(3), large]
+
+
+@pytest.mark.parametrize("text", ["", "[{]", '{"bucket": 1}', "7"])
 def test_a_damaged_file_is_left_out(tmp_path: pathlib.Path, text: str) -> None:
     path = tmp_path / "programs.json"
     path.write_text(text)
@@ -161,6 +182,14 @@ def test_a_damaged_file_is_left_out(tmp_path: pathlib.Path, text: str) -> None:
     assert not path.exists()
     RememberedPrograms(path).write([program(key(2), 1.0)], [])
     assert RememberedPrograms(path).read([LORA]) == [key(2)]
+
+
+@pytest.mark.parametrize("entry", ['{"bucket": {}}', "1", "null", '{"bucket": {"tokens": "a", "groups": []}}'])
+def test_an_entry_that_cannot_be_read_costs_no_other(tmp_path: pathlib.Path, entry: str) -> None:
+    path = tmp_path / "programs.json"
+    RememberedPrograms(path).write([program(key(2), 1.0)], [])
+    path.write_text(f"[{entry}, {path.read_text()[1:]}")
+    assert RememberedPrograms(path).read([]) == [key(2)]
 
 
 def test_what_batches_lose_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
