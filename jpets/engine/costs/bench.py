@@ -21,7 +21,7 @@ from jpets.deltas.bank import slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import FULL, Bucket, Variant, make_variant, parse_bucket, replaces_weights
 from jpets.engine.batch.rows import Row
-from jpets.engine.costs.coarse_profile import LENGTHS, ROWS, WINDOW, stepped_grid
+from jpets.engine.costs.coarse_profile import LENGTHS, ROWS, WINDOW, stepped_grid, typical
 from jpets.engine.costs.cost_table import full_rows
 from jpets.engine.costs.figures import ClassFigures
 from jpets.engine.device.memory import banks_bytes, param_bytes
@@ -46,6 +46,8 @@ HEAVY_CASES: Mapping[int, tuple[OfTasks, ...]] = {
 """By tokens of a step. They are compared with the last one's rows without their deltas: a batch that is fuller takes
 longer in the same program."""
 HEAVY_TOKENS = 256
+SMALL = (64, 128)
+"""Tokens of two packed shapes, one twice the other."""
 SPREAD = 0.02
 """Standard deviation of random parameters, as BERT's."""
 
@@ -91,12 +93,20 @@ class Bench:
         self._rng = np.random.default_rng(0)
 
     def bare(self, bucket: Bucket) -> Callable[[], float]:
+        """Seconds of the whole backbone. What a batch takes once, whatever its tokens and layers, is not scaled up: two
+        small cases tell it."""
         case = self.case(bucket)
-        return lambda: self.whole_seconds(case)
+        sizes = SMALL if SMALL[-1] <= self._most_tokens else ()
+        shapes = typical(sizes, min(LENGTHS[-1], self._longest))
+        small = [self.case(Bucket(tokens, groups)) for tokens, groups in shapes]
 
-    def whole_seconds(self, case: Case) -> float:
-        """The median of a case's times, as the whole backbone would have it."""
-        return case.median * self._scale
+        def found() -> float:
+            once = 0.0
+            if small and all(own.seconds for own in small):
+                once = min(case.median, max(0.0, 2 * small[0].median - small[1].median))
+            return once + (case.median - once) * self._scale
+
+        return found
 
     def light(self, key: ClassKey) -> Callable[[], Grid]:
         """A window's cost grows with its cells, with any rows in it: proportional to n l. It has more cells than

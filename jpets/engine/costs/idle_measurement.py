@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket
+from jpets.engine.costs.batch_limits import MANY_TOKENS
 from jpets.engine.costs.bench import Bench, Case, bench_bytes
 from jpets.engine.costs.coarse_profile import LENGTHS, priced, typical
 from jpets.engine.costs.figures import ClassFigures, Figures
@@ -29,13 +30,14 @@ from jpets.engine.programs.program import Family, Program, ProgramKey
 from jpets.errors import SHUTTING_DOWN, EngineFailure, OutOfSpace, Saturated
 from jpets.free_memory import return_free_memory
 from jpets.scheduling.costs.measured_profile import PackedPoint
+from jpets.scheduling.queue import Groups
 
 log = logging.getLogger(__name__)
 
 TOKENS = 512
 """Most tokens of a timed batch with deltas: it takes about as long as that of a single long text."""
-MOST_SIZE = 1 << 15
-"""Most tokens of a timed batch without deltas."""
+MOST_SIZE = MANY_TOKENS
+"""Most tokens of a timed batch without deltas: no start takes more by itself."""
 MOST_SECONDS = 0.1
 """Seconds that one of them may take: a query that comes meanwhile waits for its end."""
 ROUNDS = 7
@@ -49,7 +51,9 @@ are measured within minutes."""
 LOOK_AGAIN = 5.0
 """Seconds between looks for classes that came since."""
 TRY_AGAIN = 60.0
-"""Seconds after which a class that could not be measured is tried again."""
+"""Seconds after which what could not be measured is tried again; sizes each further time twice as long, up to
+``MOST_WAIT``."""
+MOST_WAIT = 3600.0
 
 
 class _Prepared(NamedTuple):
@@ -83,7 +87,7 @@ class IdleMeasurement:
         self._used = used
         self._wait = wait
         self._not_before: dict[ClassKey, float] = {}
-        self._sizes_not_before = 0.0
+        self._sizes_not_before, self._sizes_wait = 0.0, TRY_AGAIN
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jpets-costs", daemon=True)
 
@@ -101,9 +105,15 @@ class IdleMeasurement:
                 if missing := self._missing():
                     self._with_bench(missing, partial(self._measure, missing))
                 elif not self._profile.sized and self._sizes_not_before <= time.monotonic():
-                    self._sizes_not_before = time.monotonic() + TRY_AGAIN
-                    self._with_bench([], self._measure_sizes)
+                    self._sizes_not_before = time.monotonic() + self._sizes_wait
+                    self._sizes_wait = min(2 * self._sizes_wait, MOST_WAIT)
+                    self._profile.reload()  # another server, or another device's engine, may have measured them
+                    if not self._profile.sized:
+                        self._with_bench([], self._measure_sizes)
             except Saturated:  # the engine closes, or the device makes no progress for a while
+                self._put_off(self._missing())
+            except OutOfSpace as full:
+                log.warning("costs cannot be measured for now: %s", full)
                 self._put_off(self._missing())
             except Exception:  # figures stay coarse
                 log.exception("costs could not be measured")
@@ -148,10 +158,10 @@ class IdleMeasurement:
     def _measure_sizes(self, bench: Bench) -> None:
         """Packed shapes without deltas, small ones first, up to one that takes too long or has no room: how the cost of
         a token falls with their number."""
-        config, timed = bench.family.config, list[tuple[PackedPoint, Case, Callable[[], object]]]()
+        config, timed = bench.family.config, list[tuple[Case, Callable[[], object], Callable[[], PackedPoint]]]()
         sizes = [1 << power for power in range(6, MOST_SIZE.bit_length())]
         for tokens, groups in typical(sizes, min(LENGTHS[-1], config.max_positions)):
-            case = bench.case(Bucket(tokens, groups))
+            found, case = bench.bare(Bucket(tokens, groups)), bench.case(Bucket(tokens, groups))
             program = self._compile(bench.family, case.program)
             if program is None:
                 raise EngineFailure("a program to measure could not be compiled")
@@ -162,15 +172,15 @@ class IdleMeasurement:
             run = bench.run_of(case, program)
             self._first_run(run)
             self._time(case, run)
-            timed.append((PackedPoint(tokens, groups, 0.0), case, run))
+            timed.append((case, run, partial(_point, tokens, groups, found)))
             if 2 * case.seconds[0] > MOST_SECONDS:
                 break
         for _ in range(ROUNDS - 1):
-            for _, case, run in timed:
+            for case, run, _ in timed:
                 self._time(case, run)
-        points = (dataclasses.replace(point, seconds=bench.whole_seconds(case)) for point, case, _ in timed)
-        self._profile.add(Figures(packed=tuple(points)))
-        log.info("costs of sizes were measured", extra={"tokens": timed[-1][0].tokens})
+        points = tuple(point() for *_, point in timed)
+        self._profile.add(Figures(packed=points))
+        log.info("costs of sizes were measured", extra={"tokens": points[-1].tokens})
 
     def _prepared(self, key: ClassKey, bench: Bench, bare: dict[ProgramKey, Program]) -> _Prepared | None:
         """None where another server, or another device's engine, has measured the class. ``bare`` are programs without
@@ -224,3 +234,7 @@ class IdleMeasurement:
                     raise Saturated(SHUTTING_DOWN)
             self._wait(self._replica.staging.stage(timed))
         self._closed.wait(min(MOST_REST, REST * case.seconds[-1]))
+
+
+def _point(tokens: int, groups: Groups, seconds: Callable[[], float]) -> PackedPoint:
+    return PackedPoint(tokens, groups, seconds())

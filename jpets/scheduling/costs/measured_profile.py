@@ -120,6 +120,10 @@ class PackedPoint:
     groups: Groups
     seconds: float
 
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or not 0 <= self.seconds < np.inf:
+            raise ValueError(f"a packed shape has tokens and takes a time, found {self.tokens} and {self.seconds}")
+
     @property
     def cells(self) -> int:
         """Attention positions: the sum of N L^2."""
@@ -157,8 +161,6 @@ class CostProfile:
     steps: Mapping[str, Steps] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if any(not (0 <= point.seconds < np.inf) or point.tokens < 1 for point in self.packed):
-            raise ValueError("packed costs must be finite and not negative")
         if not 0 <= self.heavy_loop < np.inf or not self.heavy <= set(self.beta):
             raise ValueError("heavy kinds must have costs, and a finite share of their loops")
         if not set(self.replaced) <= self.heavy or any(not 0 <= share <= 1 for share in self.replaced.values()):

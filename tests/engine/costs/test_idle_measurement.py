@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from support import wait_until
 from jpets.config import EngineSettings
 from jpets.deltas.bitfit import BIAS_CLASS
 from jpets.engine.costs import bench, idle_measurement
-from jpets.engine.costs.batch_limits import LEAST_TOKENS, with_batch_limits
+from jpets.engine.costs.batch_limits import LEAST_TOKENS, cheap_tokens, with_batch_limits
 from jpets.engine.costs.figures import ClassFigures, Figures
 from jpets.engine.costs.idle_measurement import IdleMeasurement
 from jpets.engine.costs.live_profile import LiveProfile, figures_file
@@ -140,8 +141,9 @@ def test_sizes_are_measured_after_classes_for_the_next_start(
     stored = figures_file(tmp_path / "a.profile.json").read()
     assert stored is not None and [point.tokens for point in stored.packed] == [64, 128, 256]
     assert all(point.seconds > 0 for point in stored.packed) and stored.alpha is None
-    settings = with_batch_limits(EngineSettings(), "cpu", stored.packed)
-    assert settings.max_batch_tokens == LEAST_TOKENS
+    slow = [dataclasses.replace(point, tokens=64 * point.tokens) for point in stored.packed]
+    settings = with_batch_limits(EngineSettings(), "cpu", slow)
+    assert settings.max_batch_tokens == max(cheap_tokens(slow) or 0, LEAST_TOKENS) >= 64 * 64
 
 
 def test_sizes_grow_until_one_would_hold_up_a_query(
