@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from checkpoints.dialects import Name, catalogue_url, dialect_of, make_engine
-from jpets.errors import Saturated
+from jpets.errors import JpetsError, Saturated
 from jpets.watch import Watch
+
+log = logging.getLogger(__name__)
 
 BUSY_SECONDS = 30
 WRITE = "jpets_write"
@@ -124,12 +127,9 @@ class Catalog:
         sa.event.listen(self._engine, "begin", self._begin)
         self._listener = self._dialect.listener(self._engine)
         with self.read() as connection:
-            complete = self._is_complete(connection)
-        if not complete:
-            with self.write() as connection:
-                METADATA.create_all(connection)
-                for trigger in self._dialect.triggers.values():
-                    connection.exec_driver_sql(trigger)
+            missing = self._missing(connection)
+        if missing:
+            self._complete(missing)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -154,10 +154,25 @@ class Catalog:
             self._listener.close()
         self._engine.dispose()
 
-    def _is_complete(self, connection: sa.Connection) -> bool:
-        """Whether every table and trigger exists: then a read-only catalogue can be opened too."""
+    def _missing(self, connection: sa.Connection) -> Set[str]:
+        """The tables and triggers that do not exist; none: then a read-only catalogue can be opened too."""
         found = connection.exec_driver_sql(self._dialect.names).scalars().all()
-        return METADATA.tables.keys() | self._dialect.triggers.keys() <= set(found)
+        return (METADATA.tables.keys() | self._dialect.triggers.keys()) - set(found)
+
+    def _complete(self, missing: Set[str]) -> None:
+        """Makes all tables and triggers. What only tells of changes may stay away: another than the owner of the tables
+        cannot make it."""
+        try:
+            with self.write() as connection:
+                METADATA.create_all(connection)
+                for trigger in self._dialect.triggers.values():
+                    connection.exec_driver_sql(trigger)
+        except (sa.exc.DBAPIError, JpetsError) as error:
+            if not missing <= self._dialect.telling:
+                raise
+            why = {"why": type(error).__name__}
+            log.warning("the catalogue tells of no change: the owner of its tables must open it once", extra=why)
+            self._listener = None
 
     def _begin(self, connection: sa.Connection) -> None:
         self._dialect.begin(connection, writes=WRITE in connection.get_execution_options())

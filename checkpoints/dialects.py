@@ -8,7 +8,7 @@ is given out only once, and a reader that has seen a change's number has seen ev
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import sqlalchemy as sa
@@ -48,6 +48,8 @@ class Dialect(Protocol):
     triggers: ClassVar[Mapping[str, str]]
     """Statements by the trigger that they make. The database itself counts changes, so that those by other releases and
     programs count too."""
+    telling: ClassVar[Set[str]]
+    """Those of them that only tell of what was counted: a catalogue does without."""
 
     def engine(self, url: sa.URL) -> sa.Engine: ...
 
@@ -67,6 +69,7 @@ class Dialect(Protocol):
 class SQLite:
     """A file in WAL mode, durable at every commit."""
 
+    telling: ClassVar[Set[str]] = frozenset()
     names: ClassVar[str] = "SELECT name FROM sqlite_master"
     triggers: ClassVar[Mapping[str, str]] = {
         f"changed_{name}": f"""
@@ -112,6 +115,7 @@ class SQLite:
 class PostgreSQL:
     """A schema of a server that several machines may reach: the first of the connection's ``search_path``."""
 
+    telling: ClassVar[Set[str]] = frozenset(f"told_{table}" for table in TELLING)
     names: ClassVar[str] = """
         SELECT tablename FROM pg_tables WHERE schemaname = current_schema()
         UNION SELECT tgname FROM pg_trigger
