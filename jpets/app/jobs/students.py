@@ -14,7 +14,7 @@ from checkpoints.task_file import write_task
 from checkpoints.validation import validate
 from jpets.errors import InvalidInput
 from jpets.students.boosting import GroupPlan
-from jpets.students.depth import check_depths, distilled, shallow_config
+from jpets.students.depth import distilled, shallow_config
 from jpets.students.session import GroupResult, split_examples, train_at_depth
 from jpets.students.teacher import Teacher
 from jpets.tokenizing import TextEncoder
@@ -86,9 +86,8 @@ def make_group(
 ) -> GroupResult:
     """Trains a group on one of the shallow ``backbones``, and writes its task file. ``folder`` keeps checkpoints.
 
-    Raises ``InvalidInput``, also for backbones that do not go together; ``OutOfSpace``.
+    Raises ``InvalidInput``, ``OutOfSpace``.
     """
-    check_depths([own.config for own in backbones], stacked=bool(options.stacking))
     learnt, judged = texts.labelled, texts.held_out
     if not judged:
         learnt, judged = split_examples(learnt, options.held_out, options.seed)

@@ -163,6 +163,7 @@ def train(
     from checkpoints.task_file import read_task
     from jpets.app.jobs.students import GroupTexts, make_group
     from jpets.deltas.recipe import FROZEN
+    from jpets.students.depth import check_depths
     from jpets.students.teacher import Teacher
     from jpets.training.data import Columns, read_examples
     from jpets.training.methods import together_names
@@ -187,6 +188,7 @@ def train(
         deep = load_backbone(teacher_backbone)
         shallow = [load_backbone(each) for each in backbone]
         own = Teacher(read_task(teacher, config=deep.config, backbone=deep.ref()), deep)
+    check_depths([each.config for each in shallow], stacked=bool(options.stacking))
     with progress_bars() as bars:
         shown: dict[str, Any] = {}
 
