@@ -29,7 +29,15 @@ from jpets.errors import (
     Unparseable,
 )
 from serving.grpc.arrivals import ARRIVED
-from serving.grpc.inference import check_counts, check_unload, inference_of, parameters_of, response_of, seconds_of
+from serving.grpc.inference import (
+    Parameters,
+    check_counts,
+    check_unload,
+    inference_of,
+    parameters_of,
+    response_of,
+    seconds_of,
+)
 from serving.grpc.keys import key_in
 from serving.grpc.messages import METHODS, SERVICE, ModelIndex, ModelMetadata, StreamResponse, TensorMetadata, message
 from serving.http.body_budget import FREE
@@ -176,7 +184,7 @@ class InferenceService:
             parameters = parameters_of(request)
             seconds = seconds_of(parameters, _waits(here, call), here.settings)
             inference = inference_of(request, parameters)
-            model = await find_model(here, request.model_name, request.model_version or None)
+            model = await in_time(here, seconds, find_model(here, request.model_name, request.model_version or None))
             asked = await in_time(here, seconds, read_inference(here, model, inference))
             return await answer(here, asked.queries, partial(response_of, request, asked), seconds)
 
@@ -223,10 +231,10 @@ class InferenceService:
         async def read() -> None:
             nonlocal working, whole
             async for content in contents:
-                working, came = working + 1, time.monotonic()
+                working += 1
                 while unread > MOST_UNREAD:
                     await asyncio.sleep(PAUSE)
-                await coming.put(group.create_task(answered(content, came)))
+                await coming.put(group.create_task(answered(content, time.monotonic())))
             whole = True
             await coming.put(None)
 
@@ -291,7 +299,8 @@ class InferenceService:
 
     async def _load(self, here: Context, request: Any, call: Call) -> Any:
         check_counts(request, "parameters")
-        await load(here, request.model_name, dict(request.parameters))
+        seconds = seconds_of(Parameters(), _waits(here, call), here.settings)
+        await load(here, request.model_name, dict(request.parameters), seconds)
         return message("RepositoryModelLoadResponse")()
 
     async def _unload(self, here: Context, request: Any, call: Call) -> Any:

@@ -26,7 +26,13 @@ class Aside:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jpets-large")
 
     async def do(self, effort: int, work: Callable[[], T]) -> T:
-        """``work()``, in one of the threads where ``effort`` (characters) is more than ``SHORT``."""
+        """``work()``, in one of the threads where ``effort`` (characters) is more than ``SHORT``. Where this is
+        cancelled before a thread is free, nothing keeps what ``work`` holds, such as a body."""
         if effort <= SHORT:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        waiting = [work]
+        del work  # frames of errors outlive a call
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: waiting.pop()())
+        finally:
+            waiting.clear()

@@ -30,6 +30,7 @@ from serving.protocols.schemas import ClassifyResponse
 from serving.requests.answers import outcome, render, render_error
 from serving.requests.ask import ask, check_count, raise_first_error
 from serving.requests.context import Context, Here
+from serving.requests.deadlines import before_deadline
 from serving.requests.routes import JSONRoute
 from serving.requests.windows import in_windows
 
@@ -181,7 +182,8 @@ async def _in_windows(
     if task.head.type == "fill-mask":
         raise InvalidInput("windows: words for masks are not put together of windows; send shorter texts without it")
 
-    windows = await in_windows(here, task, [Query(task.id, text, pair) for text, pair in texts], passage=passage)
+    asked = [Query(task.id, text, pair) for text, pair in texts]
+    windows = await before_deadline(request, here, in_windows(here, task, asked, passage=passage))
     queries = [query for own in windows for query in own.queries]
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:

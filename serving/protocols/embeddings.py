@@ -21,6 +21,7 @@ from serving.protocols.results import all_of, shortened
 from serving.protocols.schemas import Usage
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Context, Here
+from serving.requests.deadlines import before_deadline
 from serving.requests.routes import JSONRoute
 
 router = APIRouter(tags=["inference"], route_class=JSONRoute)
@@ -80,7 +81,8 @@ async def embeddings(
         raise InvalidInput(f"{body.model!r} has a {task.head.type} head; ask POST /v1/classify")
     check_dimensions(here, body.model, task, body.dimensions)
     name = task.id if task is not None else None
-    queries = await queries_of(here, body.input, name, truncate=body.truncate, prompt=body.prompt_name)
+    reading = queries_of(here, body.input, name, truncate=body.truncate, prompt=body.prompt_name)
+    queries = await before_deadline(request, here, reading)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         data = [

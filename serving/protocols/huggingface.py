@@ -15,6 +15,7 @@ from serving.protocols.huggingface_answers import KINDS, Asked, Kind
 from serving.protocols.results import check_length, check_side
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here
+from serving.requests.deadlines import before_deadline
 from serving.requests.routes import JSONRoute
 from serving.requests.windows import in_windows
 
@@ -123,7 +124,8 @@ async def answer(
         raise InvalidInput("parameters.stride: windows are put together by entities; choose an aggregation_strategy")
     stride = told.get("doc_stride" if kind.passage else "stride")
     texts = [Query(found.id, text, asked.context) for text in asked.texts]
-    windows = await in_windows(here, found, texts, told.get("max_seq_len"), stride, passage=kind.passage)
+    cutting = in_windows(here, found, texts, told.get("max_seq_len"), stride, passage=kind.passage)
+    windows = await before_deadline(request, here, cutting)
     queries = [query for own in windows for query in own.queries]
     return await ask(request, here, queries, lambda results: kind.respond(asked, results, windows))
 

@@ -22,6 +22,7 @@ from serving.protocols.results import shortened
 from serving.protocols.schemas import Usage
 from serving.requests.ask import ask, raise_first_error
 from serving.requests.context import Here
+from serving.requests.deadlines import before_deadline
 from serving.requests.routes import JSONRoute
 
 router = APIRouter(tags=["inference"], route_class=JSONRoute)
@@ -90,7 +91,8 @@ async def pooling(
             raise InvalidInput("use_activation: vectors have none; leave it out")
     elif body.dimensions is not None:
         raise InvalidInput("dimensions: only vectors can be shortened; leave it out")
-    queries = await queries_of(here, body.input, task.id if task is not None else None, truncate=body.truncate)
+    reading = queries_of(here, body.input, task.id if task is not None else None, truncate=body.truncate)
+    queries = await before_deadline(request, here, reading)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         raise_first_error(results)

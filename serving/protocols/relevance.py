@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from jpets.engine.results.numbers import sigmoid
 from jpets.errors import InvalidInput, Saturated
@@ -37,14 +38,26 @@ def best_first(scores: Sequence[float]) -> list[int]:
     return sorted(range(len(scores)), key=lambda at: -scores[at])
 
 
+AT_ONCE = 16
+"""Documents that are cut in one go."""
+
+
 async def first_tokens(here: Context, task: Task, texts: Sequence[str], most: int) -> list[str]:
     """Of each text the part that has ``most`` tokens: its beginning, or its end where the model's texts are cut on the
     left. Raises ``InputTooLong``, ``OverQuota``."""
     here.asker.allowance.check([Query(task.id, text) for text in texts])
     with here.services.owning(here.named(task.id)) as own:
         encoder = await asyncio.to_thread(lambda: own.text)
-    effort = sum(EACH + len(text) for text in texts)
-    return await here.aside.do(effort, lambda: [cut(encoder, text, most) for text in texts])
+    found: list[str] = []
+    for first in range(0, len(texts), AT_ONCE):  # in between it may be given up, and others have their turn
+        some = texts[first : first + AT_ONCE]
+        effort = sum(EACH + len(text) for text in some)
+        found += await here.aside.do(effort, partial(_cut_all, encoder, some, most))
+    return found
+
+
+def _cut_all(encoder: TextEncoder, texts: Sequence[str], most: int) -> list[str]:
+    return [cut(encoder, text, most) for text in texts]
 
 
 def cut(encoder: TextEncoder, text: str, most: int) -> str:

@@ -18,6 +18,7 @@ from serving.protocols.relevance import best_first, first_tokens, relevances, sc
 from serving.protocols.schemas import Usage
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here
+from serving.requests.deadlines import before_deadline
 from serving.requests.routes import JSONRoute
 
 router = APIRouter(tags=["inference"], route_class=JSONRoute)
@@ -102,7 +103,9 @@ async def rerank(
     task = await scoring_task(here, body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     most = body.max_tokens_per_doc
-    read = texts if most is None else await first_tokens(here, task, texts, most)
+    read = texts
+    if most is not None:
+        read = await before_deadline(request, here, first_tokens(here, task, texts, most))
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         scores = relevances(results, raw=task.head.relevance == "raw")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
-from jpets.errors import DeadlineExceeded, InvalidInput, JpetsError, TooLarge
+from jpets.errors import DeadlineExceeded, InvalidInput, TooLarge
 from jpets.types import Classification, Embedding, Fills, Query, Regression, Result, Span, Tokens
 from serving.http.aside import SHORT
 from serving.http.errors import ClientGone
@@ -89,7 +89,7 @@ async def answer(
             futures = submit()
         else:
             futures = await in_time(here, seconds, _submitted(here, effort, submit))
-    except JpetsError:
+    except BaseException:  # a key that ends cancels its requests
         allowance.settle(counted, ())
         raise
     end: asyncio.Future[None] = loop.create_future()

@@ -42,9 +42,17 @@ def seconds_of(request: Request, settings: ServingSettings, timeout: float | Non
 
 async def in_time(here: Context, seconds: float, work: Awaitable[T], problem: str = LATE) -> T:
     """The result of ``work``, which is cancelled so many seconds after the request's head came. Raises
-    ``DeadlineExceeded`` with ``problem``."""
+    ``DeadlineExceeded`` with ``problem``, and what ``work`` does."""
+    limit = asyncio.timeout(here.arrived + seconds - time.monotonic())
     try:
-        async with asyncio.timeout(here.arrived + seconds - time.monotonic()):
+        async with limit:
             return await work
-    except TimeoutError as error:  # so is DeadlineExceeded
+    except TimeoutError as error:
+        if not limit.expired():  # a storage or a driver has time limits of its own
+            raise
         raise DeadlineExceeded(problem) from error
+
+
+async def before_deadline(request: Request, here: Context, work: Awaitable[T]) -> T:
+    """``in_time`` by the request's header, or else by the server's rule."""
+    return await in_time(here, seconds_of(request, here.settings), work)

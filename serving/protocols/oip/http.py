@@ -233,9 +233,9 @@ async def repository_index(here: Here, body: IndexRequest | None = None) -> Fast
     return FastJSONResponse(await index(here, ready=body is not None and body.ready))
 
 
-async def repository_load(here: Here, model: str, body: LoadRequest | None = None) -> Response:
+async def repository_load(request: Request, here: Here, model: str, body: LoadRequest | None = None) -> Response:
     """Answers once the task is on the device, or no slot is free there."""
-    await load(here, model, body.parameters if body is not None else {})
+    await load(here, model, body.parameters if body is not None else {}, seconds_of(request, here.settings))
     return Response()
 
 
@@ -287,7 +287,7 @@ async def infer(
     given, requested = body.parameters or Parameters(), body.outputs
     timeout = None if given.timeout is None else given.timeout / 1e6
     seconds = seconds_of(request, here.settings, timeout)
-    found = await find_model(here, model, version)
+    found = await in_time(here, seconds, find_model(here, model, version))
     names = [each.name for each in requested or ()] or None  # none named: all, as over gRPC
     inference = Inference(_tensors(body.inputs, behind), names, given.truncate, given.prompt_name)
     asked = await in_time(here, seconds, read_inference(here, found, inference))

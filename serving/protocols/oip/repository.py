@@ -66,8 +66,9 @@ def _ready(name: str, version: str) -> dict[str, str]:
     return {"name": name, "version": version, "state": READY, "reason": ""}
 
 
-async def load(here: Context, model: str, parameters: Mapping[str, Any]) -> None:
-    """Waits until the task is on the device, as far as there is a free slot.
+async def load(here: Context, model: str, parameters: Mapping[str, Any], seconds: float) -> None:
+    """Waits until the task is on the device, as far as there is a free slot, and until so many ``seconds`` after the
+    request came.
 
     Raises ``NotFound``, ``InvalidInput`` for parameters: no configuration or file comes this way; ``DeadlineExceeded``.
     """
@@ -77,7 +78,7 @@ async def load(here: Context, model: str, parameters: Mapping[str, Any]) -> None
         )
     if (await find_model(here, model)).task is None:
         return
-    name, until = here.named(model), here.arrived + here.settings.request_timeout
+    name, until = here.named(model), here.arrived + seconds
     with here.services.owning(name) as own:
         own.engine.warm([model], tenant=name.tenant)
     while True:

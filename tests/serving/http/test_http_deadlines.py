@@ -17,14 +17,17 @@ from clients import Call, client_of, client_to
 from listening import listening
 from listening_grpc import listening as listening_grpc
 from starlette.types import Receive, Scope, Send
+from support import wait_until
 
 from jpets.engine.engine import Engine
+from jpets.errors import DeadlineExceeded
 from serving.app import create_app
 from serving.grpc.messages import SERVICE, message
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
 from serving.requests.bodies import HEADER_LENGTH
 from serving.requests.context import Context
+from serving.requests.deadlines import in_time
 
 CLASSIFY, INFER = "/v1/classify", "/v2/models/topic/infer"
 BODY = json.dumps({"model": "topic", "input": "hello"}).encode()
@@ -166,11 +169,42 @@ def test_a_request_behind_another_on_its_connection_has_come() -> None:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as connection:
             connection.sendall(b"GET /first HTTP/1.1\r\nHost: x\r\n\r\nGET /second HTTP/1.1\r\nHost: x\r\n\r\n")
-            while not arrived:
-                time.sleep(0.005)
+            wait_until(lambda: len(arrived) == 1, 20)
             answered = time.monotonic()
             answer.set()
-            while len(arrived) < 2:
-                time.sleep(0.005)
+            wait_until(lambda: len(arrived) == 2, 20)
     first, second = arrived
     assert first <= second < answered
+
+
+def test_a_time_limit_of_the_work_is_none_of_the_request(service: Service, settings: ServingSettings) -> None:
+    """As a driver's: it is no answer that more time would change."""
+    here = dataclasses.replace(create_app(service, settings).state.context, arrived=time.monotonic())
+
+    async def refused() -> None:
+        raise TimeoutError("the storage did not answer")
+
+    async def given(seconds: float) -> None:
+        await in_time(here, seconds, refused() if seconds else asyncio.sleep(60))
+
+    with pytest.raises(TimeoutError, match="did not answer") as raised:
+        asyncio.run(given(60.0))
+    assert not isinstance(raised.value, DeadlineExceeded)
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(given(0.0))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v2/rerank", {"model": "price", "query": "a", "documents": ["b" * 2000] * 40, "max_tokens_per_doc": 4}),
+        ("/v1/embeddings", {"model": "vectors", "input": [[2] * 60] * 30}),
+        ("/pooling", {"model": "vectors", "input": [[2] * 60] * 30}),
+        ("/v1/classify", {"model": "topic", "input": ["b " * 2000], "windows": True}),
+    ],
+)
+def test_what_is_read_of_texts_beside_the_loop_takes_of_the_deadline(
+    busy: Call, submitted: list[Any], path: str, body: dict[str, Any]
+) -> None:
+    check_late(busy("POST", path, json=body, headers={"x-request-timeout": "0.3"}), "deadline passed")
+    assert not submitted
