@@ -259,7 +259,7 @@ class Engine(Serves):
     def _keep(self) -> None:
         """Costs of programs, and which there are, for the next start."""
         programs = self.replica.programs
-        self.costs.save(programs)
+        self.costs.follow_up(programs)
         self._remembered.write(programs, self.core)
 
     def close(self) -> None:

@@ -137,12 +137,20 @@ class CostTable:
         names = [(of, operators.exceptions_of(str(of))) for of in key.variant.classes()]
         return " ".join([str(key), *(f"{of} by {own}" for of, own in names if own)])
 
-    def save(self, programs: Iterable[Program] = ()) -> None:
-        """Adds what was timed here to the file where that has no time yet, and the times that batches of ``programs``
-        were found to take."""
-        served = {p.key: p.seconds for p in programs if p.followed}  # a mere estimate must not pass for a measurement
-        timed, found = ({self._name(key): seconds for key, seconds in own.items()} for own in ({**self._timed}, served))
-        self._file.update(lambda stored: {**timed, **(stored or {}), **found})
+    def save(self) -> None:
+        """Adds what was timed here to the file."""
+        own = self._by_name(self._timed)
+        self._file.update(lambda stored: {**(stored or {}), **own})
+
+    def follow_up(self, programs: Iterable[Program]) -> None:
+        """Adds the times that batches of ``programs`` were found to take, and what was timed here where the file has no
+        time yet: another process may have found better ones since."""
+        found = self._by_name({p.key: p.seconds for p in programs if p.followed})  # a mere estimate is no measurement
+        own = self._by_name(self._timed)
+        self._file.update(lambda stored: {**own, **(stored or {}), **found})
+
+    def _by_name(self, seconds: Mapping[ProgramKey, float]) -> dict[str, float]:
+        return {self._name(key): own for key, own in {**seconds}.items()}  # of another thread's, a copy at once
 
 
 def _parsed(text: str) -> dict[str, float]:
