@@ -69,7 +69,6 @@ class Dialect(Protocol):
 class SQLite:
     """A file in WAL mode, durable at every commit."""
 
-    telling: ClassVar[Set[str]] = frozenset()
     names: ClassVar[str] = "SELECT name FROM sqlite_master"
     triggers: ClassVar[Mapping[str, str]] = {
         f"changed_{name}": f"""
@@ -79,6 +78,7 @@ class SQLite:
         for name, event in EVENTS.items()
         for row in ("OLD" if event == "DELETE" else "NEW",)
     }
+    telling: ClassVar[Set[str]] = frozenset()
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -115,7 +115,6 @@ class SQLite:
 class PostgreSQL:
     """A schema of a server that several machines may reach: the first of the connection's ``search_path``."""
 
-    telling: ClassVar[Set[str]] = frozenset(f"told_{table}" for table in TELLING)
     names: ClassVar[str] = """
         SELECT tablename FROM pg_tables WHERE schemaname = current_schema()
         UNION SELECT tgname FROM pg_trigger
@@ -150,6 +149,7 @@ class PostgreSQL:
         for table in TELLING
     }
     triggers: ClassVar[Mapping[str, str]] = {**_counting, **_telling}
+    telling: ClassVar[Set[str]] = _telling.keys()
     unreachable = ("08", "53", "57", "58")
     """Classes of errors of the connection, of the server's resources, of a server that is shut down, and of its
     system."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from array import array
 from collections.abc import Sequence
@@ -121,9 +120,7 @@ async def _check_first(here: Context, found: Sequence[int], task: str | None) ->
     OpenAI's sends ids that are other tokens here, whose vectors would mean nothing."""
     if not found:
         return
-    with here.services.owning(here.named(task or here.services.first.backbone.name)) as own:
-        tokenizer = (await asyncio.to_thread(lambda: own.text)).tokenizer  # reading it takes a while
-    first = tokenizer.encode("").ids[:1]
+    first = (await here.encoder(task)).tokenizer.encode("").ids[:1]
     other = next((id for id in found if [id] != first), None)
     if first and other is not None:
         raise InvalidInput(

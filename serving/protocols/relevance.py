@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -46,8 +45,7 @@ async def first_tokens(here: Context, task: Task, texts: Sequence[str], most: in
     """Of each text the part that has ``most`` tokens: its beginning, or its end where the model's texts are cut on the
     left. Raises ``InputTooLong``, ``OverQuota``."""
     here.asker.allowance.check([Query(task.id, text) for text in texts])
-    with here.services.owning(here.named(task.id)) as own:
-        encoder = await asyncio.to_thread(lambda: own.text)
+    encoder = await here.encoder(task.id)
     found: list[str] = []
     for first in range(0, len(texts), AT_ONCE):  # in between it may be given up, and others have their turn
         some = texts[first : first + AT_ONCE]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -60,9 +59,7 @@ async def check_side(here: Context, task: Task | None, wanted: str | None) -> No
     """Raises ``InvalidInput`` where texts that are too long are cut on another side than ``wanted``."""
     if wanted is None:
         return
-    name = here.services.first.backbone.name if task is None else task.id
-    with here.services.owning(here.named(name)) as own:
-        side = (await asyncio.to_thread(lambda: own.text)).side  # reading a tokenizer takes a while
+    side = (await here.encoder(None if task is None else task.id)).side
     if wanted.lower() != side:
         raise InvalidInput(f"truncation_direction: this model's texts are cut on the {side}; leave it out")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -56,8 +55,7 @@ async def routed(
         )
     task = await here.find(name)
     if task is not None and task.head.type == "token-classification":
-        with here.services.owning(here.named(task.id)) as own:
-            encoder = await asyncio.to_thread(lambda: own.text)
+        encoder = await here.encoder(task.id)
         query = Query(task.id, body.inputs, truncate=body.truncate)
         return await ask(request, here, [query], lambda results: _spans(body.inputs, results, encoder))
     if task is None or task.head.type != "sequence-classification" or task.head.problem != "single-label":

@@ -14,6 +14,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from jpets.errors import Forbidden, NotFound
+from jpets.tokenizing import TextEncoder
 from jpets.types import DEFAULT_TENANT, Task, TaskName
 from serving.hosted.repository import StoredTask
 from serving.hosted.services import Services
@@ -58,6 +59,11 @@ class Context:
     def own(self, id: str) -> TaskName:
         """The tenant's task of this id, which it may change."""
         return TaskName(self.asker.tenant, id)
+
+    async def encoder(self, id: str | None) -> TextEncoder:
+        """What makes tokens of the texts of a task or a backbone, by default the first one: reading it takes a while."""
+        with self.services.owning(self.named(id or self.services.first.backbone.name)) as own:
+            return await asyncio.to_thread(lambda: own.text)
 
     def stored(self, id: str, version: int | str | None = None) -> StoredTask:
         """A version of the tenant's task, or of the shared one where it has none of this id. Blocks. Raises

@@ -30,7 +30,6 @@ from jpets.engine.programs.program import Family, Program, ProgramKey
 from jpets.errors import SHUTTING_DOWN, EngineFailure, OutOfSpace, Saturated
 from jpets.free_memory import return_free_memory
 from jpets.scheduling.costs.measured_profile import PackedPoint
-from jpets.scheduling.queue import Groups
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +53,10 @@ TRY_AGAIN = 60.0
 """Seconds after which what could not be measured is tried again; sizes each further time twice as long, up to
 ``MOST_WAIT``."""
 MOST_WAIT = 3600.0
+
+
+Run = tuple[Case, Callable[[], object]]
+"""A case, and what runs its batch once."""
 
 
 class _Prepared(NamedTuple):
@@ -158,27 +161,25 @@ class IdleMeasurement:
     def _measure_sizes(self, bench: Bench) -> None:
         """Packed shapes without deltas, small ones first, up to one that takes too long or has no room: how the cost of
         a token falls with their number."""
-        config, timed = bench.family.config, list[tuple[Case, Callable[[], object], Callable[[], PackedPoint]]]()
+        runs, found = list[Run](), list[tuple[Bucket, Callable[[], float]]]()
+        longest = min(LENGTHS[-1], bench.family.config.max_positions)
         sizes = [1 << power for power in range(6, MOST_SIZE.bit_length())]
-        for tokens, groups in typical(sizes, min(LENGTHS[-1], config.max_positions)):
-            found, case = bench.bare(Bucket(tokens, groups)), bench.case(Bucket(tokens, groups))
-            program = self._compile(bench.family, case.program)
-            if program is None:
-                raise EngineFailure("a program to measure could not be compiled")
+        for bucket in (Bucket(tokens, groups) for tokens, groups in typical(sizes, longest)):
+            seconds, case = bench.bare(bucket), bench.case(bucket)
+            program = self._compiled(bench, case.program)
             if not self._memory.holds([*self._replica.programs, program]):
-                if not timed:
+                if not runs:
                     raise OutOfSpace("there is no device memory for a batch to measure")
                 break
             run = bench.run_of(case, program)
             self._first_run(run)
             self._time(case, run)
-            timed.append((case, run, partial(_point, tokens, groups, found)))
+            runs.append((case, run))
+            found.append((bucket, seconds))
             if 2 * case.seconds[0] > MOST_SECONDS:
                 break
-        for _ in range(ROUNDS - 1):
-            for case, run, _ in timed:
-                self._time(case, run)
-        points = tuple(point() for *_, point in timed)
+        self._time_all(runs, ROUNDS - 1)
+        points = tuple(PackedPoint(bucket.tokens, bucket.groups, seconds()) for bucket, seconds in found)
         self._profile.add(Figures(packed=points))
         log.info("costs of sizes were measured", extra={"tokens": points[-1].tokens})
 
@@ -194,21 +195,23 @@ class IdleMeasurement:
         for wanted in dict.fromkeys(case.program for case in bench.cases.values()):
             if wanted in programs:
                 continue
-            program = self._compile(bench.family, wanted)
-            if program is None:
-                raise EngineFailure("a program to measure could not be compiled")
-            programs[wanted] = program
+            programs[wanted] = self._compiled(bench, wanted)
             if not wanted.variant.classes():
-                bare[wanted] = program
+                bare[wanted] = programs[wanted]
         return _Prepared(key, [(case, programs[case.program]) for case in bench.cases.values()], found)
+
+    def _compiled(self, bench: Bench, key: ProgramKey) -> Program:
+        """Raises ``EngineFailure``."""
+        program = self._compile(bench.family, key)
+        if program is None:
+            raise EngineFailure("a program to measure could not be compiled")
+        return program
 
     def _measure_class(self, prepared: _Prepared, bench: Bench) -> None:
         runs = [(case, bench.run_of(case, program)) for case, program in prepared.cases]
         for _, run in runs:
             self._first_run(run)
-        for _ in range(ROUNDS):
-            for case, run in runs:
-                self._time(case, run)
+        self._time_all(runs, ROUNDS)
         self._profile.add(Figures(classes={str(prepared.key): prepared.found()}))
         log.info("costs of a class were measured", extra={"class": str(prepared.key)})
 
@@ -219,6 +222,11 @@ class IdleMeasurement:
             run()
         else:
             self._wait(self._replica.staging.stage(run))
+
+    def _time_all(self, runs: Sequence[Run], rounds: int) -> None:
+        for _ in range(rounds):
+            for case, run in runs:
+                self._time(case, run)
 
     def _time(self, case: Case, run: Callable[[], object]) -> None:
         def timed() -> None:
@@ -234,7 +242,3 @@ class IdleMeasurement:
                     raise Saturated(SHUTTING_DOWN)
             self._wait(self._replica.staging.stage(timed))
         self._closed.wait(min(MOST_REST, REST * case.seconds[-1]))
-
-
-def _point(tokens: int, groups: Groups, seconds: Callable[[], float]) -> PackedPoint:
-    return PackedPoint(tokens, groups, seconds())
