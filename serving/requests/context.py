@@ -61,7 +61,7 @@ class Context:
         return TaskName(self.asker.tenant, id)
 
     async def encoder(self, id: str | None) -> TextEncoder:
-        """What makes tokens of the texts of a task or a backbone, by default the first one: reading it takes a while."""
+        """What makes tokens of a task's or a backbone's texts, by default the first one's: reading it takes a while."""
         with self.services.owning(self.named(id or self.services.first.backbone.name)) as own:
             return await asyncio.to_thread(lambda: own.text)
 
