@@ -12,7 +12,7 @@ from collections.abc import Callable
 from jpets.engine.compilation.process import CompilingProcess
 from jpets.engine.compilation.program_memory import ProgramMemory
 from jpets.engine.device.replica import Replica
-from jpets.engine.programs.program import Program, ProgramKey, chain_of, whole_family
+from jpets.engine.programs.program import WHOLE_GAIN, Program, ProgramKey, chain_of, whole_family
 from jpets.engine.programs.store import ProgramStore
 from jpets.errors import OutOfSpace
 from jpets.free_memory import return_free_memory
@@ -23,9 +23,6 @@ IDLE_SHARE = 0.1
 """Share of what compiling takes that batches have lost when a program is compiled while no other one is to be."""
 UNUSED_SHARE = 0.002
 """The same for one that is there while the device has nothing to do: compiling then costs no query anything."""
-GAIN = 0.1
-"""Share of its time that a program gains as one function: MiniLM's on two cores gain a tenth to a fifth."""
-
 RETRY_SECONDS = 600.0
 """Seconds until a program that could not be had is tried again, as there may be room then; each further time twice as
 long."""
@@ -66,7 +63,7 @@ class WholePrograms:
             return None
         family = self._replica.family
         calls, functions = len(family.network.chain(most.key.variant)), len(chain_of(family, most.key))
-        return most.key if most.computed * GAIN >= least * calls / functions else None
+        return most.key if most.computed * WHOLE_GAIN >= least * calls / functions else None
 
     def bring(self, key: ProgramKey, unless: threading.Event | None) -> bool:
         """Has a program that is there compiled as one function. It stays as it is, and False is returned, where that

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 import statistics
 import time
@@ -28,7 +29,7 @@ from jpets.engine.programs.shared_file import SharedFile
 HABIT = 0.1
 """Weight of the latest batch in the cost of its program."""
 FORGETTING = 0.01
-"""Part of what a program takes above its best by which each batch raises that: not all slowness passes."""
+"""The same where it takes more than at best: most slowness passes."""
 SURPRISE = 2.0
 """Factor by which a batch may differ from the expected time; beyond it, something else took the time."""
 FIRST_RATE = 1e-11
@@ -113,7 +114,9 @@ class CostTable:
         program.seconds += HABIT * (min(max(seconds, known / SURPRISE), known * SURPRISE) - known)
         program.followed += 1
         if program.followed >= 2 * SETTLED:
-            program.best = min(program.best + FORGETTING * max(0.0, program.seconds - program.best), program.seconds)
+            usual = program.seconds / self.pace.now
+            weight = FORGETTING if usual > program.best else HABIT
+            program.best = usual if program.best == math.inf else program.best + weight * (usual - program.best)
 
     def estimate(self, key: ProgramKey) -> float:
         """Measured seconds, or what the program's arithmetic says."""

@@ -55,7 +55,7 @@ class Planner:
         merged: MergedCopies | None = None,
         compiling: Compiling | None = None,
     ) -> None:
-        self.ready = ReadyPrograms(replica)
+        self.ready = ReadyPrograms(replica, costs.pace)
         self._predictions = Predictions(costs, profile)
         self._placer = Placer(replica, self._predictions, menu, compiling)
         self._flood = FloodGuard(self.ready, settings.flood_stretch, settings.max_batch_rows)

@@ -4,12 +4,14 @@ too."""
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, replaces_weights
+from jpets.engine.costs.pace import Pace
 from jpets.engine.device.replica import Generation, Replica
 from jpets.engine.programs.program import Program
 from jpets.engine.queue.pending import Pending
@@ -25,7 +27,7 @@ MOST_KEPT = 256
 UNUSED_SECONDS = 10.0
 """Seconds without a batch after which a program's time begins to fade."""
 FADING = 0.05
-"""Part of a program's time above its best that fades in ``KEPT_SECONDS``."""
+"""Part of a program's time above what it takes at best that fades in a second, more where few batches told it."""
 
 
 class ReadyPrograms:
@@ -35,8 +37,9 @@ class ReadyPrograms:
     other classes, the *rare* ones, run apart from them, in programs for any mixture of all classes.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, pace: Pace) -> None:
         self._replica = replica
+        self._pace = pace
         self._programs: Sequence[Program] = ()
         self._generations: Sequence[Generation] = ()
         self._opened: frozenset[ClassKey] = frozenset()
@@ -47,7 +50,8 @@ class ReadyPrograms:
         """The programs that take any mixture of all classes."""
         self._rate = 0.0
         self._shapes: dict[frozenset[Sort], ReadyShapes] = {}
-        self._shapes_until = 0.0
+        self._looked, self._paced = 0.0, pace.now
+        """When costs were last looked at, and the machine's pace then."""
 
     @property
     def rate(self) -> float:
@@ -71,23 +75,26 @@ class ReadyPrograms:
         """The shapes that batches of tasks of these sorts may have, with their costs. The kinds of ``ReadyShapes`` are
         the places of the sorts' kinds in ``kinds_of(sorts)``."""
         self._read()
-        if (now := time.monotonic()) >= self._shapes_until:
-            self._fade(now)
-            self._shapes.clear()
-            self._shapes_until = now + KEPT_SECONDS
-        elif len(self._shapes) >= MOST_KEPT:
+        if len(self._shapes) >= MOST_KEPT:
             self._shapes.clear()
         if sorts not in self._shapes:
             programs = [(p.key.bucket, p.key.variant, p.seconds) for p in self._programs]
             self._shapes[sorts] = shapes_for(sorts, programs)
         return self._shapes[sorts]
 
-    def _fade(self, now: float) -> None:
-        """Lets programs that are not used be tried again: a batch that ran while something else took the cores may have
-        made one look slower than another, and what is not used would never be found to be faster."""
+    def _look(self, now: float) -> None:
+        """Programs that are not used follow the machine's pace, and their times fade to what they take at best: batches
+        that ran while something else took the cores may have made one look slower than another, and what is not used
+        would never be found to be faster."""
+        pace, before, elapsed = self._pace.now, self._paced, now - self._looked
         for program in self._programs:
-            if program.seconds > program.best and program.last_used < now - UNUSED_SECONDS:
-                program.seconds += FADING * (program.best - program.seconds)
+            if program.last_used < self._looked:
+                program.seconds *= pace / before
+            best = (program.expected if program.best == math.inf else program.best) * pace
+            if 0 < best < program.seconds and program.last_used < now - UNUSED_SECONDS:
+                kept = 1 - max(FADING, 1 / (1 + program.followed))
+                program.seconds = best + kept**elapsed * (program.seconds - best)
+        self._looked, self._paced = now, pace
 
     def shapes_of(self, sorts: frozenset[Sort]) -> Sequence[Shape]:
         """The shapes that one batch of tasks of all these sorts may have."""
@@ -104,7 +111,10 @@ class ReadyPrograms:
         return [p for p, own in zip(waiting, rare, strict=True) if own == rare[0]], rare[0]
 
     def _read(self) -> None:
-        """Derives the lists anew if the replica's tables have changed."""
+        """Derives the lists anew if the replica's tables have changed, and costs after a while."""
+        if (now := time.monotonic()) >= self._looked + KEPT_SECONDS:
+            self._look(now)
+            self._shapes.clear()
         there = self._replica
         unchanged = self._generations is there.generations and self._opened is there.opened
         if unchanged and self._programs is there.for_mixtures:

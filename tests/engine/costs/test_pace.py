@@ -45,7 +45,9 @@ def test_the_pace_is_bounded_and_one_at_first(clock: mock.Mock) -> None:
     assert Pace(lambda: [program(5.0, 0.01)]).now == 1 / MOST
 
 
-def test_a_program_with_other_code_is_expected_nothing_of() -> None:
+def test_a_program_with_faster_code_is_expected_to_take_less() -> None:
     own, whole = program(0.01, 0.03), program(0.02, 0.02)
+    own.best = 0.02
     own.exchange(whole)
-    assert own.expected == 0.0
+    assert own.expected == pytest.approx(0.009)
+    assert own.best == pytest.approx(0.018)

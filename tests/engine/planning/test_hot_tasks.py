@@ -65,7 +65,7 @@ def planned(
     compiling: Any = types.SimpleNamespace(missed=lambda: (), barred=lambda key: barred)
     placer = Placer(replica, predictions, Menu([wide.key.bucket], lambda bucket: 1.0, 8, 0), compiling)
     copies = copies or types.SimpleNamespace(copies=dict.fromkeys(merged, COPY), may_have=lambda resident: True)
-    hot = HotTasks(copies, ReadyPrograms(engine.replica), predictions, placer)
+    hot = HotTasks(copies, ReadyPrograms(engine.replica, engine.costs.pace), predictions, placer)
     return hot.plan(batch, batch[0], rare=False), wide, bare
 
 

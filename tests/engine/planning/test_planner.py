@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 from typing import get_args
 
@@ -19,7 +18,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.planning.kept_plan import KeptPlan
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.planner import Planner
-from jpets.engine.planning.ready_programs import ReadyPrograms, kinds_of, shapes_for
+from jpets.engine.planning.ready_programs import kinds_of, shapes_for
 from jpets.engine.planning.window import Pricing, read_window
 from jpets.engine.planning.wishes import possible_variants
 from jpets.engine.tasks.sorts import Sort
@@ -221,25 +220,6 @@ def test_batches_of_no_window_lose_nothing_for_windows(engine: Engine, monkeypat
     wishes._next = 0.0
     wishes.planned(window, 10, 1e9)
     assert sum(lost for _, lost in compiling.wanted) == pytest.approx(2.0)
-
-
-def test_the_times_of_unused_programs_fade_to_their_best(engine: Engine) -> None:
-    ready, now = ReadyPrograms(engine.replica), time.monotonic()
-    window = read_window(pendings(engine, [None]))
-    used, unused, unsettled = list(engine.replica.for_mixtures)[:3]
-    before = [(p.seconds, p.best, p.last_used) for p in (used, unused, unsettled)]
-    try:
-        for program, best, last in ((used, 1.0, now), (unused, 1.0, now - 60), (unsettled, math.inf, now - 60)):
-            program.seconds, program.best, program.last_used = 2.0, best, last
-        for _ in range(200):
-            ready._shapes_until = 0.0
-            ready.shapes_for(window.sorts)
-        assert used.seconds == 2.0
-        assert unused.seconds == pytest.approx(1.0, rel=0.01)
-        assert unsettled.seconds == 2.0
-    finally:
-        for program, own in zip((used, unused, unsettled), before, strict=True):
-            program.seconds, program.best, program.last_used = own
 
 
 def test_batches_of_several_tenants_are_not_cut_for_a_query_that_is_not_in_them(
