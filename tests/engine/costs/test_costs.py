@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from jpets.engine.batch.rows import Row
 from jpets.engine.costs.bench import Bench
 from jpets.engine.costs.cost_table import SURPRISE, CostTable
 from jpets.engine.costs.live_profile import LiveProfile
+from jpets.engine.costs.pace import SETTLED, Pace
 from jpets.engine.engine import Engine
 from jpets.engine.planning.planner import USUAL_TOKENS, Planner
 from jpets.engine.programs.mesh import first_device
@@ -53,6 +55,17 @@ def test_one_strange_batch_says_little(table: CostTable) -> None:
     assert 0.010 < own.seconds < 0.010 * SURPRISE
     table.follow(own, 0.0)
     assert own.seconds > 0.010 / SURPRISE
+
+
+def test_what_is_kept_says_nothing_of_other_work_on_the_machine(table: CostTable) -> None:
+    """The next start may find less of it, and programs that it compiles are timed beside these."""
+    busy = dataclasses.replace(program(0.020), expected=0.010, followed=SETTLED)
+    other = dataclasses.replace(busy, key=ProgramKey(Bucket(64, ((2, 32),)), Variant()), seconds=0.048, followed=1)
+    table.pace = Pace(lambda: [busy])
+    table.follow_up([busy, other])
+    table.reload()
+    assert table.get(busy.key) == pytest.approx(0.010)
+    assert table.get(other.key) == pytest.approx(0.024)
 
 
 def test_a_program_learns_what_is_left_beside_heavy_rows(engine: Engine) -> None:
