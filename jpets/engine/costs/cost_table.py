@@ -149,9 +149,8 @@ class CostTable:
         """Adds the times that batches of ``programs`` were found to take, as on a machine as fast as expected, and what
         was timed here where the file has no time yet: another process may have found better ones since."""
         pace = self.pace.now  # the next start may find a machine with less to do
-        found = self._by_name(
-            {p.key: p.seconds / pace for p in programs if p.followed}
-        )  # an estimate is no measurement
+        measured = {p.key: p.seconds / pace for p in programs if p.followed}  # a mere estimate is no measurement
+        found = self._by_name(measured)
         own = self._by_name(self._timed)
         self._file.update(lambda stored: {**own, **(stored or {}), **found})
 
