@@ -44,8 +44,9 @@ from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.hosted.service import MakeEngine, Service
 from serving.hosted.services import Services
 from serving.jobs.folder import JobFolder
+from serving.jobs.needs import backbones_of
 from serving.jobs.request import FineTune, MakeStudents
-from serving.jobs.service import Jobs, backbones_of
+from serving.jobs.service import Jobs
 from serving.options.options import Options
 
 log = logging.getLogger("jpets.serve")

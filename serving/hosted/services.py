@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -196,3 +196,8 @@ class Services:
             stored = own.changes.put(name, file, if_match)
             self.owned.look(name)
             return stored
+
+
+def by_name(services: Services) -> Mapping[str, Service]:
+    """Those that take queries, by the names of their backbones."""
+    return {service.backbone.name: service for service in services.all}

@@ -72,7 +72,8 @@ class JobState(BaseModel):
 class JobResult(BaseModel):
     """The end of a job's process: a task, a backbone or a domain with its scores (None: not finite), or the problem.
     ``extracted`` says how the task was extracted, ``chosen`` how it was trained, ``held_against`` has the scores of
-    simpler baselines; ``branch`` is what the tree of tables is to call the domain."""
+    simpler baselines; ``branch`` is what the tree of tables is to call the domain, ``backbone`` the one that was chosen
+    of several."""
 
     problem: str | None = None
     held_out_loss: float | None = None
@@ -83,6 +84,7 @@ class JobResult(BaseModel):
     held_against: dict[str, float | None] = {}
     warnings: list[str] = []
     branch: dict[str, Any] | None = None
+    backbone: str | None = None
 
 
 class JobFolder:

@@ -15,8 +15,9 @@ from jpets.types import DEFAULT_TENANT, LoadedBackbone, Task, TaskName
 from serving.hosted.domains import tasks_of_domains
 from serving.hosted.repository import StoredTask
 from serving.hosted.service import Service
-from serving.hosted.services import Services
+from serving.hosted.services import Services, by_name
 from serving.jobs.folder import JobFolder, JobFolders
+from serving.jobs.needs import places_of, published_on, still_read
 from serving.jobs.request import (
     DEFAULT_METHOD,
     Extract,
@@ -131,7 +132,7 @@ class Jobs:
 
     def _loaded(self, request: JobRequest) -> Sequence[Service]:
         """The services of the backbones that what it makes may be for. Raises ``InvalidInput``."""
-        known = {service.backbone.name: service for service in self._services.all}
+        known = by_name(self._services)
         for name in (names := places_of(request)):
             if name not in known:
                 field = "backbone" if name == request.backbone else "other_backbones"
@@ -170,7 +171,7 @@ class Jobs:
             repository, name = self._services.repository, self._services.resolve(draft.task_name(needed))
             draft.start_file.write_bytes(repository.read(repository.get(name.id, name.tenant)))
         with self._committing:
-            if isinstance(request, FineTune) and (own := self._service(request)) is not None:
+            if isinstance(request, FineTune) and (own := self._service(request.backbone)) is not None:
                 _check_known(request.domain, own.backbone)  # it may have been deleted while the data came
                 self._check_domain_stays(request)
             if isinstance(request, MakeDomain) and request.epochs and request.backbone is not None:
@@ -190,10 +191,10 @@ class Jobs:
         return False
 
     def check_unused(self, backbone: str) -> None:
-        """Raises ``Conflict`` where a job that has not finished needs the backbone to publish what it makes."""
+        """Raises ``Conflict`` where a job that has not finished needs the backbone."""
         for job in self.folders.all():
             with contextlib.suppress(NotFound):  # removed meanwhile
-                if backbone in backbones_of(job.request) and not job.state.is_finished:
+                if backbone in (*still_read(job), *published_on(job)) and not job.state.is_finished:
                     raise Conflict(f"job {job.id} needs backbone {backbone!r}; cancel it or wait until it has finished")
 
     @contextlib.contextmanager
@@ -286,22 +287,19 @@ class Jobs:
         request = job.request
         if isinstance(request, FineTune):
             try:
-                own = self._serving(request)
+                own = self._serving(request.backbone)
             except NotFound as error:  # it may be loaded again until there is something to publish
                 raise Saturated(error.message) from error
             own.changes.check(job.outline_file.read_bytes(), job.task_name(request.task))
 
-    def _serving(self, request: FineTune | Extract | MakeDomain | MakeStudents) -> Service:
-        """The service of its backbone, of several the first one. Raises ``Saturated`` while one is starting,
-        ``NotFound`` where one is not loaded."""
+    def _serving(self, name: str | None) -> Service:
+        """The service of a backbone. Raises ``Saturated`` while it is starting, ``NotFound`` where it is not loaded."""
         states = {hosted.name: hosted.state for hosted in self._services.backbones.list()}
-        found = {service.backbone.name: service for service in self._services.all}
-        for name in places_of(request):
-            if name not in found and states.get(name or "") == "starting":
-                raise Saturated("its backbone is starting")
-            if name not in found:
-                raise NotFound(f"backbone {name!r} is not loaded any more; load it, then start a new job")
-        return found[request.backbone or ""]
+        if (own := self._service(name)) is not None:
+            return own
+        if states.get(name or "") == "starting":
+            raise Saturated(f"backbone {name!r} is starting")
+        raise NotFound(f"backbone {name!r} is not loaded any more; load it, then start a new job")
 
     def _publish(self, job: JobFolder, again: bool) -> int | None:
         """The version as which the task of ``job`` is served, if it made one.
@@ -314,7 +312,7 @@ class Jobs:
                 raise NotFound("this server has no folder for new backbones any more; start it with --backbones DIR")
             self._keep_backbone(request.name, job.backbone)
             return None
-        own = self._serving(request)
+        own, *_ = [self._serving(name) for name in published_on(job)]
         if isinstance(request, MakeDomain):
             self._publish_domain(job, request, own)
             return None
@@ -343,19 +341,17 @@ class Jobs:
 
     def _platform_of(self, job: JobFolder) -> str:
         """The platform that a job computes on: tables are in host memory, and far larger than a device's."""
-        own = self._service(job.request)
+        own = self._service(job.request.backbone)
         return "cpu" if own is not None and own.backbone.tables is not None else self._platform
 
     def _is_runnable(self, job: JobFolder) -> bool:
         """Whether the backbones that a job reads are here, and those that it makes something for loaded or starting."""
-        states, request = {hosted.name: hosted.state for hosted in self._services.backbones.list()}, job.request
-        makes_for = () if isinstance(request, FurtherPretrain) else places_of(request)
-        if any(states.get(name or "") not in SERVING for name in makes_for):
-            return False
-        return states.keys() >= {name for name in backbones_of(request) if name is not None}
+        states = {hosted.name: hosted.state for hosted in self._services.backbones.list()}
+        served = all(states.get(name or "") in SERVING for name in published_on(job))
+        return served and states.keys() >= {name for name in still_read(job) if name is not None}
 
-    def _service(self, request: JobRequest) -> Service | None:
-        return next((s for s in self._services.all if s.backbone.name == request.backbone), None)
+    def _service(self, name: str | None) -> Service | None:
+        return by_name(self._services).get(name or "")
 
 
 def _teacher_service(services: Services, name: TaskName) -> Service:
@@ -368,18 +364,6 @@ def _teacher_service(services: Services, name: TaskName) -> Service:
         kind = "a group of students" if outline.students is not None else outline.head.type
         raise InvalidInput(f"teacher: expected a task of classes, label sets or values of a text, found {kind}")
     return own
-
-
-def places_of(request: JobRequest) -> Sequence[str | None]:
-    """The backbones of which what a job makes is for one."""
-    return request.shallow if isinstance(request, MakeStudents) else (request.backbone,)
-
-
-def backbones_of(request: JobRequest) -> Sequence[str | None]:
-    """The backbones that a job reads. Those of ``places_of`` come first."""
-    if isinstance(request, MakeStudents):
-        return *request.shallow, request.teacher_backbone
-    return (request.backbone, request.whole) if isinstance(request, MakeDomain) else (request.backbone,)
 
 
 def _check_known(domain: str | None, backbone: LoadedBackbone) -> None:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from jpets.errors import Conflict, NotFound
 from serving.hosted.domains import tasks_of_domains
 from serving.hosted.service import Service
-from serving.hosted.services import Services
+from serving.hosted.services import Services, by_name
 from serving.http.uploads import FILE_BODY
 from serving.jobs.request import MakeDomain
 from serving.jobs.service import Jobs
@@ -82,7 +82,6 @@ def _service(services: Services, name: str | None) -> Service:
     """Raises ``NotFound``."""
     if name is None:
         return services.first
-    found = next((own for own in services.all if own.backbone.name == name), None)
-    if found is None:
+    if (found := by_name(services).get(name)) is None:
         raise NotFound(f"backbone {name[:128]!r} is not loaded")
     return found

@@ -268,8 +268,9 @@ def _make_students(
     scores = {**made.scores[made.best - 1], "students": float(made.best)}
     log.info("trained", extra=scores)
     against = {f"teacher's {name}": value for name, value in made.teacher.items()}
-    chosen = f"{made.best} students on {made.task.backbone.name}"
-    return JobResult(scores=_finite(scores), held_against=_finite(against), chosen=chosen)
+    own = made.task.backbone.name
+    chosen = f"{made.best} students on {own}"
+    return JobResult(scores=_finite(scores), held_against=_finite(against), chosen=chosen, backbone=own)
 
 
 def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from clients import client_of
+from groups import group_task
 from support import ENGINE_SETTINGS, FIXTURES, tiny, wait_until
 
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
-from checkpoints.task_file import fingerprint_of, read_task
+from checkpoints.task_file import fingerprint_of, read_task, task_to_bytes
 from jpets.app.hosting import outlines_of
 from jpets.app.jobs.work import do
 from jpets.deltas.protocol import ClassKey
@@ -27,6 +28,7 @@ from jpets.types import Task
 from serving.hosted.service import MakeEngine, Service
 from serving.hosted.services import Services
 from serving.http.settings import ServingSettings
+from serving.jobs.folder import JobFolder, JobResult
 from serving.jobs.request import MakeStudents
 from serving.jobs.service import Jobs
 
@@ -124,7 +126,7 @@ def test_a_group_is_made_on_the_shallowest_backbone_that_is_enough(
     result = do(job, [*deep, str(shallow_folder), "shallow", *deep], steps.append)
     task = read_task(job.task_file, id="group", config=shallow_backbone.config, backbone=shallow_backbone.ref())
     assert task.students is not None and set(task.students.multipliers) == {0.5}, "the mean of two"
-    assert result.chosen == f"{len(task.parts)} students on shallow"
+    assert (result.chosen, result.backbone) == (f"{len(task.parts)} students on shallow", "shallow")
     assert steps[0].of == 8, "two epochs of half of 43 texts with labels and 21 without, in eights"
     job.write_result(result)
     jobs.runner.start()
@@ -134,3 +136,42 @@ def test_a_group_is_made_on_the_shallowest_backbone_that_is_enough(
     (found,) = call("POST", "/v1/classify", json={"model": "group", "input": ROWS[0][0]}).json()["data"]
     assert found["students"] == len(task.parts)
     assert call("DELETE", "/v1/tasks/group").status_code == 204
+
+
+def ended(
+    jobs: Jobs, result: JobResult, backbones: tuple[str, str], content: bytes = b"", *, publishing: bool = False
+) -> JobFolder:
+    """A job that has its result, of two backbones to choose from."""
+    own, other = backbones
+    asked = OPTIONS | {"task": "made", "backbone": own, "other_backbones": other, "teacher_backbone": "tiny-bert"}
+    with jobs.folders.draft(MakeStudents(**asked)) as draft:  # type: ignore[arg-type]
+        draft.data.touch()
+        draft.task_file.write_bytes(content)
+        draft.write_result(result)
+        draft.change(state="running", publishing=publishing, above=0)
+        return jobs.folders.commit(draft)
+
+
+def test_a_group_is_published_where_only_its_own_backbone_is_loaded(
+    two: Services, settings: ServingSettings, shallow_backbone: Backbone, tmp_path: Path
+) -> None:
+    jobs = Jobs(tmp_path / "jobs", two, lambda job: [], outlines_of)
+    call = client_of(two, settings, jobs)
+    content = task_to_bytes(group_task("made", 2, backbone=shallow_backbone))
+    waiting = ended(jobs, JobResult(backbone="gone"), ("shallow", "gone"), content)
+    job = ended(jobs, JobResult(backbone="shallow"), ("gone", "shallow"), content)
+    lacking = ended(jobs, JobResult(backbone="gone"), ("shallow", "gone"), content, publishing=True)
+    bad = ended(jobs, JobResult(problem="the texts are bad"), ("gone", "shallow"))
+    with pytest.raises(Conflict, match=f"job {job.id} needs backbone"):
+        jobs.check_unused("shallow")
+    jobs.check_unused("tiny-bert")
+    jobs.runner.start()
+    wait_until(lambda: all(each.state.is_finished for each in (job, lacking, bad)))
+    assert not waiting.state.is_finished, "another server may have its backbone"
+    jobs.runner.close()
+    assert (job.state.state, job.state.version) == ("succeeded", 1), job.state
+    assert lacking.state.state == "failed" and "backbone 'gone' is not loaded" in (lacking.state.problem or "")
+    assert (bad.state.state, bad.state.problem) == ("failed", "the texts are bad")
+    (found,) = call("POST", "/v1/classify", json={"model": "made", "input": ROWS[0][0]}).json()["data"]
+    assert found["students"] == 2
+    assert call("DELETE", "/v1/tasks/made").status_code == 204
