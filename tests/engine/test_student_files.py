@@ -12,7 +12,8 @@ from support import wait_until
 
 from jpets.config import SizingRule
 from jpets.engine.engine import Engine
-from jpets.engine.students.files import AT_ONCE
+from jpets.engine.students.files import AT_ONCE, GroupFiles
+from jpets.engine.students.group import Group
 from jpets.engine.students.serving import StudentServing
 from jpets.errors import NotFound
 from jpets.types import Failure, Query, Task
@@ -44,6 +45,19 @@ def no_host_memory(own_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each student that is asked for, before it waits for a reading."""
+    noted, load = list[int](), GroupFiles.load
+
+    def note(files: GroupFiles, group: Group, at: int) -> Task:
+        noted.append(at)
+        return load(files, group, at)
+
+    monkeypatch.setattr(GroupFiles, "load", note)
+    return noted
+
+
+@pytest.fixture
 def few(serving: Make) -> Iterator[StudentServing]:
     """One that answers by the first student alone until its clock is at 1000."""
     clock = Clock()
@@ -55,10 +69,18 @@ def few(serving: Make) -> Iterator[StudentServing]:
     yield own
 
 
-def registered(serving: StudentServing, file: File, name: str = "group") -> StudentServing:
-    classes = serving.lower_task(group_task()).classes
-    serving.register_task(name, file, version=7, classes=classes, students=3)
+def registered(
+    serving: StudentServing, file: Callable[[], Task], name: str = "group", students: int = 3
+) -> StudentServing:
+    classes = serving.lower_task(group_task(students=students)).classes
+    serving.register_task(name, file, version=7, classes=classes, students=students)
     return serving
+
+
+def group_of(serving: StudentServing, name: str = "group") -> Group:
+    found = serving._group(name, "default")
+    assert found is not None
+    return found
 
 
 def left(serving: StudentServing) -> int:
@@ -86,23 +108,23 @@ def test_a_group_is_read_once_each_time_that_it_comes(serving: Make) -> None:
     assert (file.reads, left(engine)) == (3, 0)
 
 
-def test_readers_side_by_side_read_it_once(serving: Make, own_engine: Engine) -> None:
-    reading, go_on, task = threading.Event(), threading.Event(), group_task()
+def test_readers_side_by_side_read_it_once(serving: Make, loads: list[int]) -> None:
+    go_on, task = threading.Event(), group_task()
     file = File(task)
 
     def slow() -> Task:
-        reading.set()
         assert go_on.wait(60)
         return file()
 
     engine = serving()
     engine.register_task("group", slow, classes=engine.lower_task(task).classes, students=3)
+    busy = engine._hold("group", "default")  # as if one more query waited for them
     early = engine.submit([Query("group", text) for text in TEXTS])
-    assert reading.wait(60)
-    wait_until(lambda: own_engine.residency.coming == 3)
+    wait_until(lambda: len(loads) == 3)
     go_on.set()
     assert_answers([future.result(60) for future in early], task, 3)
     assert (file.reads, left(engine)) == (1, 0)
+    engine._let_go(busy)
 
 
 def test_students_that_do_not_answer_wait_in_no_memory(few: StudentServing) -> None:
@@ -148,13 +170,47 @@ def test_a_damaged_student_leaves_a_smaller_group(serving: Make) -> None:
     wait_until(lambda: left(engine) == 0)
 
 
-def test_a_reading_that_fails_gives_no_part_of_an_answer(serving: Make) -> None:
-    """The others are read after it, but without the first student there is no sum."""
+def test_one_failed_reading_is_told_to_all_students(serving: Make) -> None:
+    """The next query tries again."""
     task = group_task()
-    engine = registered(serving(), File(NotFound("the disk is away"), task))
+    file = File(NotFound("the disk is away"), task)
+    engine = registered(serving(), file)
     assert all(isinstance(own.error, NotFound) for own in asked(engine, "group"))
     wait_until(lambda: left(engine) == 0)
+    assert file.reads == 1
     assert_answers(asked(engine, "group"), task, 3)
+    assert (file.reads, left(engine)) == (2, 0)
+
+
+def test_a_failed_reading_is_told_to_students_whose_query_has_left(
+    serving: Make, own_engine: Engine, loads: list[int]
+) -> None:
+    """None of them makes an attempt of its own behind the one that it has waited for."""
+    go_on, file = threading.Event(), File(NotFound("the disk is away"))
+
+    def slow() -> Task:
+        assert go_on.wait(60)
+        return file()
+
+    engine = registered(serving(), slow)
+    (future,) = engine.submit([Query("group", TEXTS[0])])
+    wait_until(lambda: len(loads) == 3)
+    assert future.cancel()
+    go_on.set()
+    wait_until(lambda: not own_engine.residency.coming)
+    assert (file.reads, left(engine)) == (1, 0)
+
+
+def test_a_failure_is_not_told_to_those_who_ask_after_it(serving: Make) -> None:
+    """Though no student has come to hear of it meanwhile."""
+    file = File(NotFound("the disk is away"), group_task())
+    engine = registered(serving(), file)
+    files, group = engine._files, group_of(engine)
+    files.want(group, 3)
+    with pytest.raises(NotFound):
+        files.loader(group, 0)()
+    files.want(group, 3)
+    assert files.loader(group, 1)().id == group.ids[1]
 
 
 def test_students_of_two_files_are_not_added_up(few: StudentServing) -> None:
@@ -174,9 +230,8 @@ def test_only_so_many_groups_wait_in_memory(serving: Make) -> None:
     names = [f"group-{number}" for number in range(AT_ONCE + 4)]
     for name in names:
         registered(engine, File(group_task()), name)
-    groups = [engine._group(name, "default") for name in names]
+    groups = [group_of(engine, name) for name in names]
     for group in groups:
-        assert group is not None
         engine._files.want(group, 3)
         assert engine._files.loader(group, 0)().id == group.ids[0]
     assert left(engine) == 2 * AT_ONCE

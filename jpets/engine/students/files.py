@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 from jpets.engine.interface import Serves
-from jpets.engine.students.group import Group
+from jpets.engine.students.group import Found, Group
 from jpets.types import Task
 
 AT_ONCE = 16
@@ -17,63 +18,106 @@ readers have to read at most, so that few are read again."""
 
 
 class GroupFiles:
-    """What one student's reading finds of the others is kept for those that are wanted too, until they take it, or
-    nobody waits for the group any more. ``engine`` has the students. Thread-safe.
+    """What one student's reading finds of the others, or why it fails, is kept for those that are waited for, until
+    they take it, or nobody waits for them any more. ``engine`` has the students. Thread-safe.
     """
 
     def __init__(self, engine: Serves) -> None:
         self._engine = engine
-        self._left: OrderedDict[Group, dict[int, Task]] = OrderedDict()
+        self._left: OrderedDict[Group, dict[int, Found]] = OrderedDict()
         """Students that were read and not taken, the group that was read first in front."""
         self._changes = threading.Lock()
         """Held for moments, never while a file is read."""
 
     def loader(self, group: Group, at: int) -> Callable[[], Task]:
         """What reads one student."""
-        return partial(self._load, group, at)
+        return partial(self.load, group, at)
 
     def want(self, group: Group, count: int) -> None:
-        """The first ``count`` students are to be in memory; a group may have fewer."""
+        """A query waits for the first ``count`` students; a group may have fewer."""
         with self._changes:
             group.wanted = max(group.wanted, min(count, len(group.ids)))
+            self._try_again(group)
 
     def forget(self, group: Group) -> None:
-        """Nobody waits for the group's students."""
+        """No query waits for the group's students."""
         with self._changes:
             group.wanted = 0
-            self._left.pop(group, None)
+            self._tidy(group)
 
-    def _load(self, group: Group, at: int) -> Task:
-        with group.reading:
-            if (taken := self._take(group, at)) is not None:
-                return taken
-            students = group.read()  # where this fails, each other student tries for itself
-            self._leave(group, {other: students[other] for other in self._absent(group) if other != at})
-            return students[at]
+    def load(self, group: Group, at: int) -> Task:
+        """One student. All that ask while the file is read get what that reading finds.
+
+        Raises what ``Group.read`` does.
+        """
+        with self._changes:
+            if (left := self._take(group, at)) is not None:
+                return _given(left)
+            reading, begins = group.reading, group.reading is None
+            if reading is None:
+                reading = group.reading = Future()
+        if begins:
+            self._read(group, at, reading)
+        found = reading.result()[at]
+        with self._changes:
+            self._take(group, at)  # the reading left it for this student, which has it now
+        return _given(found)
+
+    def _read(self, group: Group, at: int, reading: Future[Sequence[Found]]) -> None:
+        """Reads the file, and leaves what it finds for the other students that are waited for and not in memory."""
+        found = _read_all(group)
+        absent = self._absent(group)
+        with self._changes:
+            group.reading = None
+            self._leave(group, {other: found[other] for other in absent if other != at})
+        reading.set_result(found)
 
     def _absent(self, group: Group) -> list[int]:
-        """The wanted students that are not in memory."""
-        tenant, wanted = group.entry.tenant, group.ids[: group.wanted]
-        return [at for at, id in enumerate(wanted) if self._engine.tier(id, tenant=tenant) == "repository"]
+        """The students that are waited for and not in memory."""
+        tenant, awaited = group.entry.tenant, [(at, id) for at, id in enumerate(group.ids) if group.awaits(at)]
+        return [at for at, id in awaited if self._engine.tier(id, tenant=tenant) == "repository"]
 
-    def _take(self, group: Group, at: int) -> Task | None:
-        with self._changes:
-            left = self._left.get(group, {})
-            taken = left.pop(at, None)
-            if not left:
-                self._left.pop(group, None)
+    def _take(self, group: Group, at: int) -> Found | None:
+        """The lock is held, as for all that follow."""
+        taken = self._left.get(group, {}).pop(at, None)
+        self._tidy(group)
         return taken
 
-    def _leave(self, group: Group, students: dict[int, Task]) -> None:
-        with self._changes:
-            wanted = {at: task for at, task in students.items() if at < group.wanted}  # nobody may wait by now
+    def _leave(self, group: Group, students: dict[int, Found]) -> None:
+        self._left.pop(group, None)
+        self._left[group] = students
+        self._tidy(group)  # nobody may wait by now
+        if len(self._left) > AT_ONCE:
+            self._left.popitem(last=False)
+
+    def _tidy(self, group: Group) -> None:
+        """Drops what nobody waits for."""
+        awaited = {at: found for at, found in self._left.get(group, {}).items() if group.awaits(at)}
+        if awaited:
+            self._left[group] = awaited
+        else:
             self._left.pop(group, None)
-            if wanted:
-                self._left[group] = wanted
-            if len(self._left) > AT_ONCE:
-                self._left.popitem(last=False)
+
+    def _try_again(self, group: Group) -> None:
+        """A failure is told to those who asked before it."""
+        if any(isinstance(found, BaseException) for found in self._left.get(group, {}).values()):
+            del self._left[group]
 
 
 def in_memory(task: Task) -> Callable[[], Task]:
     """What reads a task that is there already."""
     return lambda: task
+
+
+def _read_all(group: Group) -> Sequence[Found]:
+    """Every student; where the file cannot be read, why."""
+    try:
+        return group.read()
+    except BaseException as error:  # noqa: BLE001 (it is told to all that wait)
+        return [error] * len(group.ids)
+
+
+def _given(found: Found) -> Task:
+    if isinstance(found, BaseException):
+        raise found
+    return found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -18,6 +18,8 @@ MARK = "#"
 """Between the name of a group and the rest of a student's id; no id that a user gives has one."""
 TIERS: Sequence[Tier] = ("device", "host", "repository")
 """The nearest first."""
+Found = Task | BaseException
+"""What a reading finds of a student, or why it fails."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -36,13 +38,17 @@ class Group:
     leaving: bool = False
     """Whether no new query gets it."""
     wanted: int = 0
-    """How many students, the first ones, are to be in memory together."""
-    reading: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-    """Held while its file is read: what one reading finds serves other students too."""
+    """How many students, the first ones, queries wait for."""
+    reading: Future[Sequence[Found]] | None = None
+    """Of each student, while its file is read."""
 
     def queries(self, query: Query, count: int) -> list[Query]:
         """The query for each of the first ``count`` students."""
         return [dataclasses.replace(query, task=id) for id in self.ids[:count]]
+
+    def awaits(self, at: int) -> bool:
+        """Whether a student is to come to memory."""
+        return at < self.wanted
 
     def read(self) -> Sequence[Task]:
         """All its students, from its file. One thread at a time.
