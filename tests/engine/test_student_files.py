@@ -239,3 +239,30 @@ def test_only_so_many_groups_wait_in_memory(serving: Make) -> None:
     for name in names:
         engine.remove_task(name)
     assert left(engine) == 0
+
+
+def test_warming_keeps_no_part_of_a_group_that_finds_no_room(serving: Make, own_engine: Engine) -> None:
+    """The last group for which there are slots finds them for some of its students."""
+    engine, names = serving(), [f"group-{number}" for number in range(9)]
+    registered(engine, File(group_task(students=1)), "alone", 1)
+    for name in names:
+        registered(engine, File(group_task()), name)
+    engine.warm(["alone", *names])
+    wait_until(lambda: not engine.warming)
+    ids = [group_of(engine, name).ids for name in names]
+    here = [sum(own_engine.tier(id) == "device" for id in own) for own in ids]
+    assert here[0] == 3 and here[-1] == 0 and not {1, 2}.isdisjoint(here)
+    assert left(engine) == 0
+
+
+def test_students_to_warm_wait_for_no_query(serving: Make) -> None:
+    """The last answer of other students drops nothing that they need."""
+    file = File(group_task())
+    engine = registered(serving(), file)
+    files, group = engine._files, group_of(engine)
+    files.want(group, 1)
+    files.warm(group)
+    for at in range(3):
+        assert files.loader(group, at)().id == group.ids[at]
+        files.forget(group)
+    assert (file.reads, left(engine)) == (1, 0)

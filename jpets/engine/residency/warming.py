@@ -42,7 +42,9 @@ class Warming:
 
     def settled(self, entry: Entry) -> None:
         """The task is there, or does not come."""
-        self._on_their_way.discard(entry)
+        if entry in self._on_their_way:
+            entry.settled()
+            self._on_their_way.discard(entry)
 
     def may_come(self, entry: Entry, coming: Container[Entry]) -> bool:
         """Whether the task is absent, not among ``coming``, and none of its classes was found full."""

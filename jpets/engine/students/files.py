@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 
 from jpets.engine.interface import Serves
 from jpets.engine.students.group import Found, Group
+from jpets.engine.tasks.entries import FilePart
 from jpets.types import Task
 
 AT_ONCE = 16
@@ -31,7 +32,7 @@ class GroupFiles:
 
     def loader(self, group: Group, at: int) -> Callable[[], Task]:
         """What reads one student."""
-        return partial(self.load, group, at)
+        return StudentFile(self, group, at)
 
     def want(self, group: Group, count: int) -> None:
         """A query waits for the first ``count`` students; a group may have fewer."""
@@ -43,6 +44,25 @@ class GroupFiles:
         """No query waits for the group's students."""
         with self._changes:
             group.wanted = 0
+            self._tidy(group)
+
+    def warm(self, group: Group) -> None:
+        """All students are to come to the device, each until it has ``settled``."""
+        with self._changes:
+            group.warming.update(range(len(group.ids)))
+            self._try_again(group)
+
+    def settled(self, group: Group, at: int) -> None:
+        """A student of ``warm`` is there, or does not come."""
+        with self._changes:
+            group.warming.discard(at)
+            self._tidy(group)
+
+    def drop(self, group: Group) -> None:
+        """Nobody waits for a group that leaves."""
+        with self._changes:
+            group.wanted = 0
+            group.warming.clear()
             self._tidy(group)
 
     def load(self, group: Group, at: int) -> Task:
@@ -102,6 +122,21 @@ class GroupFiles:
         """A failure is told to those who asked before it."""
         if any(isinstance(found, BaseException) for found in self._left.get(group, {}).values()):
             del self._left[group]
+
+
+@dataclasses.dataclass(frozen=True)
+class StudentFile(FilePart):
+    """Reads one student of a group by ``files``."""
+
+    files: GroupFiles
+    group: Group
+    at: int
+
+    def __call__(self) -> Task:
+        return self.files.load(self.group, self.at)
+
+    def settled(self) -> None:
+        self.files.settled(self.group, self.at)
 
 
 def in_memory(task: Task) -> Callable[[], Task]:

@@ -39,6 +39,8 @@ class Group:
     """Whether no new query gets it."""
     wanted: int = 0
     """How many students, the first ones, queries wait for."""
+    warming: set[int] = dataclasses.field(default_factory=set)
+    """Students that are to come before a query asks for them."""
     reading: Future[Sequence[Found]] | None = None
     """Of each student, while its file is read."""
 
@@ -48,7 +50,7 @@ class Group:
 
     def awaits(self, at: int) -> bool:
         """Whether a student is to come to memory."""
-        return at < self.wanted
+        return at < self.wanted or at in self.warming
 
     def read(self) -> Sequence[Task]:
         """All its students, from its file. One thread at a time.

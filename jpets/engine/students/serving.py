@@ -297,7 +297,7 @@ class StudentServing(Serves):
     def warm(self, ids: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
         every = list(ids)
         for group in filter(None, (self._group(id, tenant) for id in every)):
-            self._files.want(group, len(group.ids))
+            self._files.warm(group)
         self.engine.warm([one for id in every for one in self._ids(id, tenant)], tenant=tenant)
 
     def unload(self, id: str, *, tenant: str = DEFAULT_TENANT) -> None:
@@ -394,7 +394,7 @@ class StudentServing(Serves):
         return before is not None
 
     def _remove(self, group: Group) -> None:
-        self._files.forget(group)
+        self._files.drop(group)
         for id in group.ids:
             with contextlib.suppress(JpetsError):
                 self.engine.remove_task(id, tenant=group.entry.tenant)

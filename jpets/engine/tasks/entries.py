@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,19 @@ from jpets.types import Pooling, Task
 
 Tier = Literal["device", "host", "repository"]
 """Where a task is."""
+
+
+class FilePart(abc.ABC):
+    """An ``Entry.load`` of one of several tasks in a file, a reading of which serves those that come with it too.
+    Thread-safe."""
+
+    @abc.abstractmethod
+    def __call__(self) -> Task:
+        """Reads the task, or takes what another one's reading found of it."""
+
+    @abc.abstractmethod
+    def settled(self) -> None:
+        """The task was to come before a query asks for it: it is there, or does not come."""
 
 
 @dataclass(eq=False)
@@ -39,6 +53,11 @@ class Entry:
     loading: object = field(default_factory=object)
     """Differs from that of any other version, and of any other task that ever has its id: ids and versions can
     recur."""
+
+    def settled(self) -> None:
+        """``FilePart.settled``."""
+        if isinstance(self.load, FilePart):
+            self.load.settled()
 
 
 @dataclass(eq=False)
