@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from groups import TEXTS, Clock, answer, ask, asked, assert_answers, group_task
 from support import wait_until
 
+from jpets import readers
 from jpets.config import SizingRule
 from jpets.engine.engine import Engine
 from jpets.engine.students.files import AT_ONCE, GroupFiles
@@ -266,3 +268,24 @@ def test_students_to_warm_wait_for_no_query(serving: Make) -> None:
         assert files.loader(group, at)().id == group.ids[at]
         files.forget(group)
     assert (file.reads, left(engine)) == (1, 0)
+
+
+def test_all_students_of_a_slow_file_stay_longer_than_quick_tasks(
+    serving: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that were taken from what another one's reading had left, as all are here but one."""
+    monkeypatch.setattr(readers, "QUICK", 60.0)
+    task, others = group_task(), [f"other-{number}" for number in range(24)]
+    file = File(task)
+
+    def slow() -> Task:
+        time.sleep(1)
+        return file()
+
+    engine = registered(serving(), slow)
+    assert_answers(asked(engine, "group"), task, 3)
+    for name in others:
+        registered(engine, File(group_task(students=1)), name, 1)
+        assert asked(engine, name, TEXTS[:1])[0].error is None
+    assert "repository" in {engine.tier(name) for name in others}
+    assert engine.tier("group") == "device"

@@ -134,5 +134,6 @@ class Fetcher:
             self.host.keep(entry, turn, loaded)
         except Exception as error:  # noqa: BLE001 (a damaged file, a lost blob: only this task cannot be served)
             loaded = error
-        self.read.append(Reading(entry, turn, slots, evict, loaded, time.monotonic() - began))
+        seconds = max(time.monotonic() - began, entry.read_seconds)
+        self.read.append(Reading(entry, turn, slots, evict, loaded, seconds))
         self.on_read()

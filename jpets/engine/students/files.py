@@ -135,6 +135,10 @@ class StudentFile(FilePart):
     def __call__(self) -> Task:
         return self.files.load(self.group, self.at)
 
+    @property
+    def seconds(self) -> float:
+        return self.group.seconds
+
     def settled(self) -> None:
         self.files.settled(self.group, self.at)
 

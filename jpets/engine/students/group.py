@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -43,6 +44,8 @@ class Group:
     """Students that are to come before a query asks for them."""
     reading: Future[Sequence[Found]] | None = None
     """Of each student, while its file is read."""
+    seconds: float = 0.0
+    """What reading its file took the last time."""
 
     def queries(self, query: Query, count: int) -> list[Query]:
         """The query for each of the first ``count`` students."""
@@ -57,7 +60,9 @@ class Group:
 
         Raises what its loader does; ``InvalidTask`` for a file that is not that of the students read before.
         """
+        began = time.monotonic()
         task = self.entry.load()
+        self.seconds = time.monotonic() - began
         parts = task.parts
         if task.students is None or len(parts) != len(self.ids):
             raise InvalidTask(f"task {task.id!r} was a group of {len(self.ids)} students, found {len(parts)}")

@@ -26,6 +26,11 @@ class FilePart(abc.ABC):
     def __call__(self) -> Task:
         """Reads the task, or takes what another one's reading found of it."""
 
+    @property
+    @abc.abstractmethod
+    def seconds(self) -> float:
+        """What reading the file took the last time."""
+
     @abc.abstractmethod
     def settled(self) -> None:
         """The task was to come before a query asks for it: it is there, or does not come."""
@@ -53,6 +58,11 @@ class Entry:
     loading: object = field(default_factory=object)
     """Differs from that of any other version, and of any other task that ever has its id: ids and versions can
     recur."""
+
+    @property
+    def read_seconds(self) -> float:
+        """What reading it takes at least, as far as ``load`` knows: its file may have been read for another task."""
+        return self.load.seconds if isinstance(self.load, FilePart) else 0.0
 
     def settled(self) -> None:
         """``FilePart.settled``."""
