@@ -1,7 +1,13 @@
-"""How often the n-grams of a corpus occur, in bounded memory, and which make up a share of all occurrences."""
+"""How often the n-grams of a corpus occur, in bounded memory, and which make up a share of all occurrences.
+
+Counts are in files that never change, each of some texts in a row and named by the number of the first one. A file has
+``HEAD`` integers, which are the number of the text behind its last one and where each part of its records begins and
+ends; then records of a key and a count, by part and key. An n-gram is in the same part of all files.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,47 +15,71 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from jpets.errors import Conflict, InvalidInput
-from jpets.files import space_errors
+from jpets.errors import InvalidInput
+from jpets.files import TEMPORARY, sweep
 from jpets.plot.ngrams import TOKEN_BITS, Window, keys_of
+from jpets.plot.sealed import read_sealed, write_sealed
+
+log = logging.getLogger(__name__)
 
 BUFFERED = 1 << 22
-"""N-grams that are kept in memory before they are counted and written: 100 MB with what sorting them takes."""
+"""N-grams that are kept in memory before they are counted and written, which takes up to half a gigabyte."""
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2^64 over the golden ratio."""
-FILES = 64
-"""Files that n-grams are spread over by their keys; one at a time is counted whole in memory."""
+PARTS = 64
+"""Parts that n-grams are spread over by their keys; one at a time is counted whole in memory."""
+HEAD = 1 + PARTS + 1
+SUFFIX = ".counts"
 
 
 class NgramCounter:
-    """Counts n-grams exactly. ``folder`` holds what does not fit in memory; a counter is of no use after an error.
+    """Counts the n-grams of texts exactly. ``folder`` holds what does not fit in memory, and is of this counter alone.
 
-    Raises ``Conflict`` for a folder that is not empty.
+    A counter of the same texts and window goes on in it behind the last text that an earlier one had written. Files
+    that are damaged are removed with those behind them.
     """
 
     def __init__(self, folder: Path, window: Window, *, buffered: int = BUFFERED) -> None:
-        if any(folder.iterdir()):
-            raise Conflict("the folder for counts must be empty: what an earlier run left would be counted again")
         self._folder, self._window, self._most = folder, window, buffered
         self._record = np.dtype([("key", window.key_dtype), ("count", np.int64)])
         self._buffer: list[Shaped[np.ndarray, " t"]] = []
         self._size = 0
+        self._written = 0
+        """Texts that files have."""
+        self.texts = 0
+        """Texts that were counted."""
         self.total = 0
         """Occurrences of all n-grams."""
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder, TEMPORARY, 0)  # which a killed counter left
+        for path in self._files():
+            if not self._take(path):
+                log.warning("%s of counted n-grams is not whole: its texts are counted again", path.name)
+                path.unlink()
 
-    def add(self, grams: Int[np.ndarray, "t n"]) -> None:
-        """Counts these n-grams. Raises ``OutOfSpace``."""
+    def add(self, number: int, grams: Int[np.ndarray, "t n"]) -> None:
+        """Counts the n-grams of the text of this ``number``, unless they are counted already; texts come in order.
+        Raises ``OutOfSpace``."""
+        if number < self.texts:
+            return
+        assert number == self.texts
         self._buffer.append(keys_of(grams))
         self._size += len(grams)
         self.total += len(grams)
+        self.texts += 1
         if self._size >= self._most:
-            self._spread()
+            self._write()
 
     def counts(self) -> Iterator[Shaped[np.ndarray, " distinct"]]:
         """Records of ``key`` and ``count``: each n-gram once, in parts that are sorted by key."""
-        self._spread()
-        for path in sorted(self._folder.iterdir()):
-            records = np.fromfile(path, self._record)
+        self._write()
+        files = self._files()
+        places = [np.fromfile(path, np.int64, HEAD)[1:].tolist() for path in files]
+        for part in range(PARTS):
+            own = [self._read(path, begin[part], begin[part + 1]) for path, begin in zip(files, places, strict=True)]
+            records = np.concatenate([np.empty(0, self._record), *own])
+            if not len(records):
+                continue
             keys, inverse = np.unique(records["key"], return_inverse=True)
             found = np.empty(len(keys), self._record)
             found["key"] = keys
@@ -85,23 +115,40 @@ class NgramCounter:
                 found[int(count)] = found.get(int(count), 0) + int(number)
         return found
 
-    def _spread(self) -> None:
-        """Writes what is in memory to the files of its keys."""
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob(f"*{SUFFIX}"))
+
+    @property
+    def _next(self) -> Path:
+        """The file of the texts that no file has yet."""
+        return self._folder / f"{self._written:012}{SUFFIX}"
+
+    def _take(self, path: Path) -> bool:
+        """Whether the file is whole and has the texts behind those that were taken."""
+        content = read_sealed(path) if path == self._next else None
+        if content is None:
+            return False
+        head = np.frombuffer(content, np.int64, HEAD)
+        self.total += int(np.frombuffer(content, self._record, offset=head.nbytes)["count"].sum())
+        self.texts = self._written = int(head[0])
+        return True
+
+    def _read(self, path: Path, begin: int, end: int) -> Shaped[np.ndarray, " r"]:
+        start = HEAD * np.dtype(np.int64).itemsize + begin * self._record.itemsize
+        return np.fromfile(path, self._record, end - begin, offset=start)
+
+    def _write(self) -> None:
+        """Writes what is in memory to a file of its own."""
         if not self._size:
             return
         keys, counts = np.unique(np.concatenate(self._buffer), return_counts=True)
+        part = _hashed(keys) % PARTS
+        order = np.argsort(part, kind="stable")
         records = np.empty(len(keys), self._record)
-        records["key"], records["count"] = keys, counts
-        file = _hashed(keys) % FILES
-        order = np.argsort(file, kind="stable")
-        ends = np.searchsorted(file[order], np.arange(FILES + 1))
-        with space_errors():
-            for number in range(FILES):
-                own = records[order[ends[number] : ends[number + 1]]]
-                if len(own):
-                    with (self._folder / f"{number:02}.counts").open("ab") as out:
-                        out.write(own.tobytes())
-        self._buffer, self._size = [], 0
+        records["key"], records["count"] = keys[order], counts[order]
+        places = np.searchsorted(part[order], np.arange(PARTS + 1))
+        write_sealed(self._next, [np.array([self.texts, *places], np.int64), records])
+        self._buffer, self._size, self._written = [], 0, self.texts
 
 
 def _hashed(keys: Shaped[np.ndarray, " k"]) -> Shaped[np.ndarray, " k"]:

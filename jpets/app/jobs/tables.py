@@ -43,6 +43,8 @@ from jpets.training.plan import TrainingPlan
 from jpets.training.run import Keeper, UpdateReport
 from jpets.types import Preprocessing, Progress, Query
 
+COUNTS = "counts"
+"""Folder of counted n-grams, among what a killed run goes on from."""
 MAKING = ".making-"
 """Prefix of folders that hold counts and checkpoints until tables are made."""
 WHOLE = 1 << 16
@@ -323,13 +325,15 @@ def _chosen(
                 raise
             return ids_of(text, short)
 
-    def each() -> Iterator[Any]:
-        for number, example in enumerate(examples, 1):
-            yield layers.normal(ids_of(example.plain))
-            if number % 1000 == 0 or number == len(examples):
-                making.report("texts counted", number, len(examples))
+    def each(start: int) -> Iterator[Any]:
+        for number, text in enumerate(plain[start:], start + 1):
+            yield layers.normal(ids_of(text))
+            if number % 1000 == 0 or number == len(plain):
+                making.report("texts counted", number, len(plain))
 
-    return choose(each(), [layers.normal(own.ids) for own in texts], layers.window, making.share, folder)
+    plain, trained = [example.plain for example in examples], [layers.normal(own.ids) for own in texts]
+    with claimed(folder / COUNTS, backbone.fingerprint, layers, making.share, making.max_length, plain):
+        return choose(each, trained, layers.window, making.share, folder / COUNTS)
 
 
 def _details(making: Making, examples: Sequence[Example], keys: Shaped[np.ndarray, " k"]) -> dict[str, Any]:
