@@ -17,7 +17,7 @@ from jpets.passage import Passage, passage_of_ids, passage_of_text, trimmed
 from jpets.positions import text_positions
 from jpets.spelling import Spelling, Written
 from jpets.templates import context_of, places_of, prepared, prompted
-from jpets.types import LoadedBackbone, Preprocessing, Query, RowSource
+from jpets.types import LoadedBackbone, OpenTables, Preprocessing, Query, RowSource
 
 Ints = npt.NDArray[np.int32]
 SHORT = 2048
@@ -71,7 +71,7 @@ class TextEncoder:
         tables: RowSource | None = None,
     ) -> None:
         """``skipped`` is a token that takes no position, and the position that stands for its own. With ``tables`` the
-        ids of tokens are their rows there."""
+        ids of tokens are their rows there, which stay what they are while the encoder is used."""
         document = json.loads(tokenizer_json)
         self.side = str((document.get("truncation") or {}).get("direction", "Right")).lower()
         """On which texts that are too long are cut, left or right."""
@@ -87,7 +87,7 @@ class TextEncoder:
         self._usual = usual_length or longest
         found = [self.tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
         pads = [id for id in found if id is not None]
-        self._skipped, self._tables = skipped, tables
+        self._skipped, self._tables, self._opened = skipped, tables, set[OpenTables]()
         self.pad_id: int = next(iter(pads), 0) if tables is None else NO_ROW
         nothing = self.tokenizer.encode("", add_special_tokens=False)
         self._special = np.array([*self.tokenizer.post_process(nothing, nothing, True).ids, *pads], np.int32)
@@ -253,9 +253,10 @@ class TextEncoder:
     def _looked_up(self, tokens: Tokens, domain: str | None) -> Tokens:
         if self._skipped is not None and (tokens.ids == self._skipped[0]).any():
             tokens = tokens._replace(places=text_positions(tokens.ids, *self._skipped))
-        if self._tables is None:
-            return tokens
-        return tokens._replace(ids=self._tables.rows(tokens.ids, domain))
+        if self._tables is not None:
+            self._opened.add(opened := self._tables.opened(domain))
+            tokens = tokens._replace(ids=opened.rows(tokens.ids))
+        return tokens
 
     def _cut(self, text: str, pair: str | None, limit: int, *, truncate: bool) -> tuple[_Part, _Part | None]:
         """The tokens of both texts without special tokens; with these they are at most ``limit``."""

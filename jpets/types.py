@@ -258,6 +258,28 @@ class DomainReport(NamedTuple):
     """Why the table cannot be used."""
 
 
+class OpenTables(Protocol):
+    """The tables of a domain, or the root alone, as they are at a moment. Thread-safe.
+
+    The vectors of rows that it found stay where they are for as long as something refers to it.
+    """
+
+    @property
+    def name(self) -> str:
+        """Other tables, which find other vectors, have another name."""
+        ...
+
+    def rows(
+        self, ids: npt.NDArray[np.int32], text_of_token: npt.NDArray[np.integer] | None = None
+    ) -> npt.NDArray[np.int32]:
+        """The row of each token of a text, or of several texts one after the other, whose numbers ``text_of_token`` [t]
+        has; no token's n-gram reaches into another text. Many texts at once are far faster.
+
+        Raises ``InvalidInput`` for unknown tokens, ``EngineFailure`` where a table is damaged.
+        """
+        ...
+
+
 class RowSource(Protocol):
     """Tables of n-gram vectors of several domains, and of the root that they share, in memory. Thread-safe."""
 
@@ -266,12 +288,9 @@ class RowSource(Protocol):
         ``NotFound``."""
         ...
 
-    def rows(self, ids: npt.NDArray[np.int32], domain: str | None) -> npt.NDArray[np.int32]:
-        """The row of each token of a text; of none of its neighbours' n-grams one crosses its ends.
-
-        Raises ``NotFound`` for an unknown domain, ``InvalidInput`` for unknown tokens, ``EngineFailure`` where a table
-        is damaged.
-        """
+    def opened(self, domain: str | None) -> OpenTables:
+        """The tables of a domain, or the root's, as they are now. Raises ``NotFound`` for an unknown domain,
+        ``EngineFailure`` where they cannot be used."""
         ...
 
     def check_writable(self) -> None:

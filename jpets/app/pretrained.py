@@ -60,7 +60,7 @@ class Engine(StudentServing):
             reserve=[load(task) for task in reserve],
             cache_dir=pathlib.Path(cache_dir) if cache_dir is not None else None,
         )
-        engine.backbone, engine.text = backbone, TextEncoder.of(backbone)
+        engine.backbone, engine.text = backbone, TextEncoder.of(backbone, looked_up=False)
         engine.start()
         return engine
 

@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Shaped
 
 from jpets.errors import Conflict, EngineFailure, InvalidInput, InvalidTable, JpetsError
 from jpets.plot.arena import RANGE_BYTES, Arena
-from jpets.plot.lookup import DOMAIN, ROOT, Lookup
-from jpets.plot.ngrams import ngrams
+from jpets.plot.lookup import Lookup
+from jpets.plot.opened import LevelCounts, OpenDomain, Placed
 from jpets.plot.table import Table
 from jpets.plot.tree import Branch, Tree, table_path, tree_stamp
 from jpets.types import DomainReport
@@ -35,25 +35,20 @@ AGAIN_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class _Placed:
-    """A table, and its first row in the arena."""
-
-    table: Table
-    first: int
-
-
-@dataclasses.dataclass(frozen=True)
 class _View:
     """What a moment's look-ups use: never changed, so a switch is one assignment."""
 
     tree: Tree
-    lookups: Mapping[str | None, Lookup]
+    opened: Mapping[str | None, OpenDomain]
     """By domain; None is the root alone. A domain without one could not be opened. None at all if the root's file was
     written to while it was open."""
     problems: Mapping[str, str]
     """Why a domain could not be opened, or not in its newest version."""
-    first: Mapping[str, int]
-    """The first row of each table, by the table's name."""
+
+    @property
+    def placed(self) -> Mapping[str, Placed]:
+        """By the tables' names."""
+        return {placed.table.name: placed for own in self.opened.values() for placed in own.placed}
 
 
 class DomainTables:
@@ -71,12 +66,10 @@ class DomainTables:
         tree = Tree.read(folder)
         self._forms = tree.read_forms(folder, words)
         self._arena = Arena(tree.info(tree.root), size)
-        self._placed: dict[str, _Placed] = {}
+        self._placed: dict[str, Placed] = {}
         self._lock = threading.Lock()
         """Held while the tree is read again."""
-        self._counting = threading.Lock()
-        self._levels: dict[str, Int[np.ndarray, " levels"]] = {}
-        self._names = tree.window.level_names
+        self._counts = LevelCounts(tree.window.level_names)
         self._view = self._opened(tree, None)
         self._plan_again()
 
@@ -95,42 +88,28 @@ class DomainTables:
             self._take_over()  # or waits for whoever does
         return self._view.tree.branch(domain).full_name(domain.partition("@")[0])
 
-    def rows(
-        self, ids: Int[np.ndarray, " t"], domain: str | None, text_of_token: Int[np.ndarray, " t"] | None = None
-    ) -> Int[np.ndarray, " t"]:
-        """As ``jpets.types.RowSource`` has it; with ``text_of_token`` of packed texts, far faster than one short
-        text after the other."""
+    def opened(self, domain: str | None) -> OpenDomain:
+        """As ``jpets.types.RowSource`` has it."""
         self._look()
-        view, name, lookup = self._found(domain)
-        if lookup.is_overwritten:  # before anything is read there: what was cut off kills the process
+        found = self._found(domain)
+        if found.lookup.is_overwritten:
             self._take_over()
-            view, name, lookup = self._found(domain)
-            if lookup.is_overwritten:
+            found = self._found(domain)
+            if found.lookup.is_overwritten:
                 raise EngineFailure("a table was written to while it was open, and cannot be read again; build it anew")
-        found = lookup.find(ngrams(ids, text_of_token, view.tree.window))
-        rows = np.empty(len(ids), np.int32)
-        try:
-            for table, own in ((lookup.domain, found.table == DOMAIN), (lookup.root, found.table == ROOT)):
-                if table is not None and own.any():
-                    table.check(found.row[own])
-                    rows[own] = found.row[own] + view.first[table.name]
-        except InvalidTable as error:
-            raise EngineFailure(error.message) from error
-        self._count(name or ROOT_NAME, found.level)
-        return rows
+        return found
 
-    def _found(self, domain: str | None) -> tuple[_View, str | None, Lookup]:
-        """What finds the tokens of a domain's texts now, and the domain's name. Raises ``NotFound``,
-        ``EngineFailure``."""
+    def _found(self, domain: str | None) -> OpenDomain:
+        """Raises ``NotFound``, ``EngineFailure``."""
         view, name = self._view, None
         if domain is not None:
             view.tree.branch(domain)
             name = domain.partition("@")[0]
-        lookup = view.lookups.get(name)
-        if lookup is None:
-            whose = "root" if name is None or None not in view.lookups else f"table of domain {name!r}"
+        found = view.opened.get(name)
+        if found is None:
+            whose = "root" if name is None or None not in view.opened else f"table of domain {name!r}"
             raise EngineFailure(f"the {whose} is damaged or missing; build it again")
-        return view, name, lookup
+        return found
 
     def reload(self) -> None:
         """Reads the tree again: look-ups that come later use its tables. Raises ``NotFound``, ``InvalidTable``; then
@@ -177,7 +156,7 @@ class DomainTables:
 
         Tree.change(self.folder, having)
         self.reload()
-        if made.table not in self._view.first:
+        if made.table not in self._view.placed:
             raise InvalidTable(self._view.problems.get(domain, f"domain {domain!r} was replaced meanwhile"))
 
     def remove(self, domain: str) -> None:
@@ -199,15 +178,13 @@ class DomainTables:
         """As ``jpets.types.RowSource`` has it."""
         self._look()
         view = self._view
-        with self._counting:
-            counts = {name: own.tolist() for name, own in self._levels.items()}
-        names, found = self._names, []
+        found = []
         for name, branch in [(ROOT_NAME, view.tree.root), *sorted(view.tree.domains.items())]:
-            lookup = view.lookups.get(name or None)
-            table = None if lookup is None else lookup.domain if name else lookup.root
-            own = dict(zip(names, counts.get(name, [0] * len(names)), strict=True))
-            sizes = (table.entries, table.size) if table is not None else (0, 0)
-            found.append(DomainReport(name, branch.full_name(name), *sizes, own, view.problems.get(name)))
+            own = view.opened.get(name or None)
+            placed = None if own is None else own.domain if name else own.root
+            sizes = (placed.table.entries, placed.table.size) if placed is not None else (0, 0)
+            levels, problem = self._counts.of(name), view.problems.get(name)
+            found.append(DomainReport(name, branch.full_name(name), *sizes, levels, problem))
         return found
 
     def _look(self) -> None:
@@ -244,50 +221,46 @@ class DomainTables:
             self._again_at = self._patient_until = time.monotonic() + AGAIN_SECONDS
             log.exception("the tables were replaced, and the new ones cannot be used")
 
-    def _count(self, name: str, level: Int[np.ndarray, " t"]) -> None:
-        found = np.bincount(level, minlength=len(self._names))
-        with self._counting:
-            self._levels[name] = self._levels.get(name, 0) + found
-
     def _opened(self, tree: Tree, before: _View | None) -> _View:
         if before is not None and tree.trunk != before.tree.trunk:
             raise InvalidTable(OTHER_ROOT)
         try:
             root = self._place(tree, tree.root)
         except InvalidTable as error:
-            lookup = before.lookups.get(None) if before is not None else None
-            if before is None or (lookup is not None and not lookup.root.is_overwritten):
+            known = before.opened.get(None) if before is not None else None
+            if before is None or (known is not None and not known.root.table.is_overwritten):
                 raise
             log.error("the root of the tables cannot be used any more", extra={"problem": error.message})
             self._placed = {name: own for name, own in self._placed.items() if not own.table.is_overwritten}
-            nothing: Mapping[str | None, Lookup] = MappingProxyType({})
-            return _View(tree, nothing, MappingProxyType({ROOT_NAME: error.message}), before.first)
-        lookups: dict[str | None, Lookup] = {None: Lookup(root.table, self._words, self._forms)}
-        first, problems = {root.table.name: root.first}, dict[str, str]()
+            return _View(tree, MappingProxyType({}), MappingProxyType({ROOT_NAME: error.message}))
+        alone = Lookup(root.table, self._words, self._forms)
+        opened: dict[str | None, OpenDomain] = {None: OpenDomain(alone, root, None, self._counts, ROOT_NAME)}
+        problems = dict[str, str]()
+
+        def of_domain(name: str, own: Placed) -> OpenDomain:
+            return OpenDomain(alone.of_domain(own.table), root, own, self._counts, name)
+
         for name, branch in tree.domains.items():
             try:
-                own = self._place(tree, branch)
-                lookups[name] = lookups[None].of_domain(own.table)
-                first[own.table.name] = own.first
+                opened[name] = of_domain(name, self._place(tree, branch))
             except JpetsError as error:
                 problems[name] = error.message
                 log.error("the table of a domain cannot be used", extra={"domain": name, "problem": error.message})
-                old = before.lookups.get(name) if before is not None else None
-                if before is None or old is None or old.domain is None or old.domain.info != tree.info(branch):
+                old = before.opened.get(name) if before is not None else None
+                if old is None or old.domain is None or old.domain.table.info != tree.info(branch):
                     continue
-                if old.domain.is_overwritten:
-                    continue
-                lookups[name] = lookups[None].of_domain(old.domain)
-                first[old.domain.name] = before.first[old.domain.name]
-        self._placed = {name: own for name, own in self._placed.items() if name in first}
-        return _View(tree, MappingProxyType(lookups), MappingProxyType(problems), MappingProxyType(first))
+                if not old.domain.table.is_overwritten:
+                    opened[name] = of_domain(name, old.domain)
+        view = _View(tree, MappingProxyType(opened), MappingProxyType(problems))
+        self._placed = dict(view.placed)
+        return view
 
-    def _place(self, tree: Tree, branch: Branch) -> _Placed:
+    def _place(self, tree: Tree, branch: Branch) -> Placed:
         """Raises ``InvalidTable``, ``OutOfSpace``."""
         placed = self._placed.get(branch.table)
         if placed is None or placed.table.is_overwritten:  # which may have left it as it was: it is compared anew
             table = self._table(tree, branch)
-            self._placed[branch.table] = _Placed(table, self._arena.map(table))
+            self._placed[branch.table] = Placed(table, self._arena.map(table))
         return self._placed[branch.table]
 
     def _table(self, tree: Tree, branch: Branch) -> Table:

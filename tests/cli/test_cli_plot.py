@@ -89,8 +89,10 @@ def test_a_root_and_its_domains_by_normal_forms(
                     for text in ("x a b", "X A B"))  # fmt: skip
     assert (small != large).any()
     for domain in (None, "files"):
-        np.testing.assert_array_equal(backbone.tables.rows(small, domain), backbone.tables.rows(large, domain))
-    assert (other.tables.rows(small, None) != other.tables.rows(large, None)).any()
+        opened = backbone.tables.opened(domain)
+        np.testing.assert_array_equal(opened.rows(small), opened.rows(large))
+    opened = other.tables.opened(None)
+    assert (opened.rows(small) != opened.rows(large)).any()
     found = backbone.tables.report()[1].levels
     assert sum(found.values()) == 2 * len(small)
 

@@ -34,7 +34,7 @@ def test_tables_whose_normal_forms_are_gone_are_refused(folder: pathlib.Path) ->
     digest = write_forms(folder / FORMS, forms)
     Tree.change(folder, lambda tree: dataclasses.replace(tree, forms=digest))
     own = DomainTables(folder, WORDS)
-    np.testing.assert_array_equal(own.rows(np.array([4, 6]), None), own.rows(np.array([5, 7]), None))
+    np.testing.assert_array_equal(own.opened(None).rows(np.array([4, 6])), own.opened(None).rows(np.array([5, 7])))
     (folder / FORMS / f"{digest}{SUFFIX}").unlink()
     with pytest.raises(InvalidTable, match="normal forms of these tables are missing"):
         DomainTables(folder, WORDS)
@@ -57,9 +57,9 @@ def test_rows_hold_the_vectors_of_the_tables(folder: pathlib.Path) -> None:
     own = DomainTables(folder, WORDS)
     tree = own.tree
     root, games = (Table(table_path(folder, each), tree.info(each)) for each in (tree.root, tree.domains["games"]))
-    rows = own.rows(IDS, "games")
+    rows = own.opened("games").rows(IDS)
     np.testing.assert_array_equal(own.values[rows], games.values[games.find(keys_of(grams()))])
-    rows = own.rows(IDS, None)
+    rows = own.opened(None).rows(IDS)
     np.testing.assert_array_equal(own.values[rows], root.values[root.find(keys_of(alone()[IDS]))])
     root_report, games_report = own.report()
     assert games_report.levels == {"domain": 4, "root": 0, "2-gram": 0, "1-gram": 0}
@@ -70,7 +70,7 @@ def test_rows_hold_the_vectors_of_the_tables(folder: pathlib.Path) -> None:
 def test_a_domain_goes_by_its_name_or_its_full_name(folder: pathlib.Path) -> None:
     own = DomainTables(folder, WORDS)
     assert own.full_name("games") == own.full_name("games@bbbbbbbbbbbb") == "games@bbbbbbbbbbbb"
-    np.testing.assert_array_equal(own.rows(IDS, "games"), own.rows(IDS, "games@bbbbbbbbbbbb"))
+    np.testing.assert_array_equal(own.opened("games").rows(IDS), own.opened("games@bbbbbbbbbbbb").rows(IDS))
     for domain, said in (
         ("cooking", "there are \\['games'\\]"),
         ("games@cccc", "train"),
@@ -78,17 +78,18 @@ def test_a_domain_goes_by_its_name_or_its_full_name(folder: pathlib.Path) -> Non
         ("games@", "train"),
     ):
         with pytest.raises(NotFound, match=said):
-            own.rows(IDS, domain)
+            own.opened(domain).rows(IDS)
 
 
 def test_a_new_table_is_taken_without_opening_the_others_again(folder: pathlib.Path) -> None:
     own = DomainTables(folder, WORDS)
-    before, values = own.rows(IDS, "games"), own.values
+    opened, values = own.opened("games"), own.values
+    before = opened.rows(IDS)
     kept = values[before].copy()
     more = written(folder, GAMES, np.concatenate([grams(), alone()]), 3)
     with_domain(folder, "games", Branch(more, GAMES))
     own.reload()
-    after = own.rows(IDS, "games")
+    after = own.opened("games").rows(IDS)
     assert own.values is values and (after != before).all()
     np.testing.assert_array_equal(values[before], kept)  # rows that were looked up before stay what they were
     assert (values[after] != kept).any()
@@ -108,12 +109,12 @@ def test_what_a_tree_does_not_name_goes_when_nobody_can_be_about_to_name_it(fold
 
 def test_a_root_that_changed_needs_another_start(folder: pathlib.Path) -> None:
     own = DomainTables(folder, WORDS)
-    before = own.rows(IDS, None)
+    before = own.opened(None).rows(IDS)
     other = written(folder, GAMES, alone(), 4)
     Tree.change(folder, lambda tree: dataclasses.replace(tree, root=Branch(other, GAMES), domains={}))
     with pytest.raises(InvalidTable, match="load the backbone again"):
         own.reload()
-    np.testing.assert_array_equal(own.rows(IDS, None), before)
+    np.testing.assert_array_equal(own.opened(None).rows(IDS), before)
 
 
 @pytest.mark.parametrize("how", ["truncated", "keys", "header", "gone", "other layers", "other width"])
@@ -132,16 +133,16 @@ def test_a_domain_with_a_wrong_table_is_refused_and_the_others_answer(folder: pa
     else:
         damage(path, 10 if how == "header" else path.stat().st_size - 60)
     own = DomainTables(folder, WORDS)
-    assert len(own.rows(IDS, None)) == len(IDS)
+    assert len(own.opened(None).rows(IDS)) == len(IDS)
     with pytest.raises(EngineFailure, match="'games' is damaged or missing"):
-        own.rows(IDS, "games")
+        own.opened("games").rows(IDS)
     assert own.report()[1].problem and own.report()[1].entries == 0
 
 
 @pytest.mark.parametrize("how", ["truncated", "gone"])
 def test_a_domain_stays_what_it_was_when_its_new_table_is_wrong(folder: pathlib.Path, how: str) -> None:
     own = DomainTables(folder, WORDS)
-    before = own.rows(IDS, "games")
+    before = own.opened("games").rows(IDS)
     newer = written(folder, GAMES, np.concatenate([grams(), alone()]), 3)
     with_domain(folder, "games", Branch(newer, GAMES))
     path = folder / TABLES / f"{newer}.plot"
@@ -150,7 +151,7 @@ def test_a_domain_stays_what_it_was_when_its_new_table_is_wrong(folder: pathlib.
     if how == "truncated":
         path.write_bytes(content[:-1])
     own.reload()
-    np.testing.assert_array_equal(own.rows(IDS, "games"), before)
+    np.testing.assert_array_equal(own.opened("games").rows(IDS), before)
 
 
 def test_a_damaged_vector_is_never_given(tmp_path: pathlib.Path) -> None:
@@ -165,17 +166,17 @@ def test_a_damaged_vector_is_never_given(tmp_path: pathlib.Path) -> None:
     bad = BLOCK_BYTES // row_bytes + 5
     damage(path, HEADER_BYTES + bad * row_bytes)
     own = DomainTables(tmp_path, words)
-    assert own.rows(np.array([1], np.int32), None) == [1]
+    assert own.opened(None).rows(np.array([1], np.int32)) == [1]
     with pytest.raises(EngineFailure, match="block 1 of the table is damaged"):
-        own.rows(np.array([1, bad], np.int32), None)
+        own.opened(None).rows(np.array([1, bad], np.int32))
 
 
 def test_a_file_that_is_deleted_while_it_is_open_is_read_on(folder: pathlib.Path) -> None:
     own = DomainTables(folder, WORDS)
-    before = own.values[own.rows(IDS, "games")].copy()
+    before = own.values[own.opened("games").rows(IDS)].copy()
     for path in (folder / TABLES).iterdir():
         path.unlink()
-    np.testing.assert_array_equal(own.values[own.rows(IDS, "games")], before)
+    np.testing.assert_array_equal(own.values[own.opened("games").rows(IDS)], before)
 
 
 @pytest.mark.parametrize(
@@ -197,17 +198,17 @@ def test_a_folder_without_a_tree_is_refused(tmp_path: pathlib.Path) -> None:
 def test_a_tree_that_another_process_wrote_is_taken(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(domains, "LOOK_SECONDS", 0.0)
     own = DomainTables(folder, WORDS)
-    own.rows(IDS, "games")
+    own.opened("games").rows(IDS)
     with_domain(folder, "science", Branch(written(folder, ROOT, grams(), 3), ROOT))
 
     def found() -> bool:
-        own.rows(IDS, None)
+        own.opened(None).rows(IDS)
         return [each.name for each in own.report()] == ["", "games", "science"]
 
     wait_until(found)
     own.remove("science")
     with pytest.raises(NotFound):
-        own.rows(IDS, "science")
+        own.opened("science").rows(IDS)
     with pytest.raises(NotFound):
         own.remove("science")
 
@@ -226,7 +227,7 @@ def test_a_tree_that_is_written_while_it_is_opened_is_taken(
     own = DomainTables(folder, WORDS)
 
     def found() -> bool:
-        own.rows(IDS, None)
+        own.opened(None).rows(IDS)
         return own.report()[-1].name == "late"
 
     wait_until(found)
@@ -249,7 +250,7 @@ def test_a_switch_that_failed_is_tried_again(
     monkeypatch.setattr(Tree, "read", unlucky)
 
     def found() -> bool:
-        own.rows(IDS, None)
+        own.opened(None).rows(IDS)
         return own.report()[-1].name == "science"
 
     wait_until(found)
@@ -263,15 +264,15 @@ def test_a_table_that_comes_back_is_taken(folder: pathlib.Path, monkeypatch: pyt
     path.rename(folder / "aside")
     own = DomainTables(folder, WORDS)
     with pytest.raises(EngineFailure, match="damaged or missing"):
-        own.rows(IDS, "games")
+        own.opened("games").rows(IDS)
     (folder / "aside").rename(path)
 
     def found() -> bool:
-        own.rows(IDS, None)
+        own.opened(None).rows(IDS)
         return own.report()[-1].problem is None
 
     wait_until(found)
-    own.rows(IDS, "games")
+    own.opened("games").rows(IDS)
 
 
 def test_tasks_that_came_meanwhile_keep_the_layers_that_they_learnt_from(folder: pathlib.Path) -> None:

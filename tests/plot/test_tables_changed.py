@@ -28,7 +28,7 @@ def test_a_table_that_is_cut_off_while_it_is_open_is_not_read(
 ) -> None:
     """Reading past its end would end the process."""
     own = DomainTables(folder, WORDS)
-    own.rows(IDS, "games")
+    own.opened("games").rows(IDS)
     path = table_path(folder, own.tree.domains["games"])
     path.chmod(0o644)
     os.truncate(path, HEADER_BYTES)
@@ -36,19 +36,19 @@ def test_a_table_that_is_cut_off_while_it_is_open_is_not_read(
     own._looks_at = 0.0
 
     def problem() -> str | None:
-        own.rows(IDS, None)
+        own.opened(None).rows(IDS)
         return own.report()[-1].problem
 
     wait_until(lambda: problem() is not None)
     assert "the table must have" in str(problem())
     with pytest.raises(EngineFailure):
-        own.rows(IDS, "games")
+        own.opened("games").rows(IDS)
 
 
 def test_a_table_that_is_written_over_in_place_is_not_read(folder: pathlib.Path) -> None:
     """Its vectors were compared with their digests when they were read first."""
     own = DomainTables(folder, WORDS)
-    own.rows(IDS, "games")
+    own.opened("games").rows(IDS)
     path = table_path(folder, own.tree.domains["games"])
     path.chmod(0o644)
     with path.open("r+b") as file:
@@ -59,13 +59,13 @@ def test_a_table_that_is_written_over_in_place_is_not_read(folder: pathlib.Path)
 
     def refused() -> bool:
         try:
-            own.rows(IDS, "games")
+            own.opened("games").rows(IDS)
         except EngineFailure as error:
             return "block 0 of the table is damaged" in error.message
         return False
 
     wait_until(refused)
-    own.rows(IDS, None)
+    own.opened(None).rows(IDS)
 
 
 @pytest.mark.parametrize("cut", [HEADER_BYTES, None])
@@ -74,7 +74,7 @@ def test_the_first_text_after_a_quiet_night_is_not_sent_to_a_table_that_was_writ
 ) -> None:
     """However long nobody looked, and also where the next look is not due yet."""
     own = DomainTables(folder, WORDS)
-    own.rows(IDS, "games")
+    own.opened("games").rows(IDS)
     path = table_path(folder, own.tree.domains["games"])
     path.chmod(0o644)
     if cut is not None:
@@ -85,15 +85,15 @@ def test_the_first_text_after_a_quiet_night_is_not_sent_to_a_table_that_was_writ
             file.write(b"other")
     own._looks_at = float("inf")
     with pytest.raises(EngineFailure):
-        own.rows(IDS, "games")
-    own.rows(IDS, None)
+        own.opened("games").rows(IDS)
+    own.opened(None).rows(IDS)
 
 
 def test_a_table_that_cannot_be_mapped_again_is_not_read_and_not_tried_all_the_time(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = DomainTables(folder, WORDS)
-    own.rows(IDS, None)
+    own.opened(None).rows(IDS)
     os.utime(table_path(folder, own.tree.root))
     monkeypatch.setattr(own._arena, "rows", 0)
     tried: list[object] = []
@@ -106,20 +106,20 @@ def test_a_table_that_cannot_be_mapped_again_is_not_read_and_not_tried_all_the_t
     monkeypatch.setattr(own, "_reload", counted)
     for _ in range(3):
         with pytest.raises(EngineFailure, match="written to while it was open"):
-            own.rows(IDS, None)
+            own.opened(None).rows(IDS)
     assert len(tried) == 1
 
 
 def test_a_table_that_is_only_touched_is_read_on(folder: pathlib.Path) -> None:
     own = DomainTables(folder, WORDS)
-    before = own.values[own.rows(IDS, "games")]
-    table = own._view.lookups["games"].domain
+    before = own.values[own.opened("games").rows(IDS)]
+    table = own.opened("games").lookup.domain
     os.utime(table_path(folder, own.tree.domains["games"]))
     own._looks_at = 0.0
-    own.rows(IDS, None)
-    wait_until(lambda: own._view.lookups["games"].domain is not table)
+    own.opened(None).rows(IDS)
+    wait_until(lambda: own._view.opened["games"].lookup.domain is not table)
     assert own.report()[-1].problem is None
-    np.testing.assert_array_equal(own.values[own.rows(IDS, "games")], before)
+    np.testing.assert_array_equal(own.values[own.opened("games").rows(IDS)], before)
 
 
 def test_a_domain_that_others_made_is_known_before_a_text_is_looked_up(folder: pathlib.Path) -> None:
@@ -147,7 +147,7 @@ def test_a_root_that_is_cut_off_while_it_is_open_is_not_read_until_it_is_whole_a
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = DomainTables(folder, WORDS)
-    before = own.values[own.rows(IDS, None)]
+    before = own.values[own.opened(None).rows(IDS)]
     path = table_path(folder, own.tree.root)
     whole = path.read_bytes()
     path.chmod(0o644)
@@ -158,17 +158,17 @@ def test_a_root_that_is_cut_off_while_it_is_open_is_not_read_until_it_is_whole_a
 
     def refused() -> bool:
         try:
-            own.rows(np.array([], np.int32), None)  # reads nothing, and looks
+            own.opened(None).rows(np.array([], np.int32))  # reads nothing, and looks
         except EngineFailure as error:
             return "the root is damaged" in error.message
         return False
 
     wait_until(refused)
     with pytest.raises(EngineFailure, match="the root is damaged"):
-        own.rows(IDS, "games")
+        own.opened("games").rows(IDS)
     root, *_ = own.report()
     assert root.problem is not None and root.entries == 0
     (other := path.with_suffix(".whole")).write_bytes(whole)
     os.replace(other, path)
     wait_until(lambda: not refused())
-    np.testing.assert_array_equal(own.values[own.rows(IDS, None)], before)
+    np.testing.assert_array_equal(own.values[own.opened(None).rows(IDS)], before)

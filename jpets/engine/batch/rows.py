@@ -14,6 +14,7 @@ from jpets.deltas.task_slots import task_slots
 from jpets.fills import Masked
 from jpets.passage import Passage
 from jpets.spelling import Spelling
+from jpets.types import OpenTables
 
 Ints = npt.NDArray[np.int32]
 
@@ -49,6 +50,8 @@ class Row:
     """Positions [length] where they are not counted from ``lead.first_position``."""
     normalize: bool = True
     """Whether the embedding of a row without a task is normalised to length 1."""
+    tables: OpenTables | None = None
+    """Where the host looks its tokens up (``Workload.gathered``), if its backbone has tables."""
 
     @classmethod
     def of_tokens(cls, ids: Ints, types: Ints, slots: Mapping[ClassKey, int], pooling: int, **more: Any) -> Self:

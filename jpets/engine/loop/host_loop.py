@@ -30,7 +30,7 @@ from jpets.engine.queue.answers import LATE, Answers
 from jpets.engine.queue.pending import Pending
 from jpets.engine.queue.pending_queue import WINDOW, PendingQueue
 from jpets.engine.results.stats import Stats
-from jpets.engine.workloads.workload import Workload
+from jpets.engine.workloads.workload import RowFailures, Workload
 from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, Saturated
 
 log = logging.getLogger(__name__)
@@ -208,6 +208,9 @@ class HostLoop:
                 hook(taken)
             self._replica.staging.apply()
             started = self._start(plan)
+        except RowFailures as failures:
+            self._split([self._answers.fail_some(plan.pendings, failures.errors)])
+            return None
         except Exception as error:  # one bad batch must not take the server down
             log.exception("a batch did not start")
             self._failed(taken, error)
@@ -276,6 +279,10 @@ class HostLoop:
         self._room.drain()
         try:
             started = self._start(self._planner.place(pendings), alone=True)
+        except RowFailures as failures:
+            self._room.free()
+            self._split([self._answers.fail_some(pendings, failures.errors)])
+            return
         except Exception as error:
             log.exception("a part of a batch did not start")
             self._room.free()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from jpets.engine.queue.pending import Pending
 from jpets.engine.results.results import failure
@@ -38,6 +38,12 @@ class Answers:
         """Answers with an error; queries of a half-failed batch that have their answer keep it."""
         for pending in pendings:
             self.give(pending, failure(pending.task, error, pending.row.text_tokens))
+
+    def fail_some(self, pendings: Sequence[Pending], errors: Mapping[int, JpetsError]) -> list[Pending]:
+        """Answers the queries of these numbers with errors of their own; returns the others."""
+        for number, error in errors.items():
+            self.fail([pendings[number]], error)
+        return [pending for number, pending in enumerate(pendings) if number not in errors]
 
     def _ends(self, pending: Pending) -> bool:
         """Releases the task; returns whether a client still waits for the answer."""

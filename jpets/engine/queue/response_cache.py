@@ -18,11 +18,12 @@ ENTRY_BYTES = 1024
 NO_IDS, NO_PLACES = np.empty(0, np.int32), np.empty(0, np.intp)
 HIT = Timing(queued=0.0, computed=0.0, bucket="", program="cache", fallback=False)
 
-ResponseKey = tuple[str, object, int, tuple[int, int, bool] | bytes | None, bytes]
+ResponseKey = tuple[str, object, int, tuple[int, int, bool] | bytes | None, str | None, bytes]
 
 
 def response_key(tenant: str, loading: object, row: Row) -> ResponseKey:
-    """All that decides an answer: the tenant, the loading of a task (None: the plain backbone), pooling and tokens.
+    """All that decides an answer: the tenant, the loading of a task (None: the plain backbone), pooling, tokens, and
+    the tables that these are looked up in.
 
     For a question, also where its context stands; for labelled tokens, also which of them belong to the text. The text
     decides only the words of the answer, and these are not kept: another text may have the same tokens.
@@ -31,7 +32,8 @@ def response_key(tenant: str, loading: object, row: Row) -> ResponseKey:
     for _, given in sorted(row.inputs.items()):
         tokens.update(given.tobytes())
     owners = row.spelling.of_text.tobytes() if row.spelling is not None else None
-    return tenant, loading, row.pooling, row.passage.place if row.passage else owners, tokens.digest()
+    tables = None if row.tables is None else row.tables.name
+    return tenant, loading, row.pooling, row.passage.place if row.passage else owners, tables, tokens.digest()
 
 
 class ResponseCache:

@@ -15,12 +15,13 @@ from jpets.engine.programs.network import Network
 from jpets.engine.results.results import row_result
 from jpets.engine.tasks.entries import Resident
 from jpets.engine.workloads.encoder_network import EncoderNetwork
+from jpets.engine.workloads.looking_up import looked_up
 from jpets.engine.workloads.workload import Again, Place, Workload
 from jpets.errors import InvalidInput
 from jpets.fills import Vocabulary
 from jpets.model.batch import POOLINGS
 from jpets.model.forward import Outputs
-from jpets.tokenizing import Tokens
+from jpets.tokenizing import NO_ROW, Tokens
 from jpets.types import LoadedBackbone, Query, Result, Task, Timing
 
 
@@ -33,7 +34,8 @@ class EncoderWorkload(Workload):
         self._backbone = backbone
         self._embeds = backbone.embeds
         self._uncut = dataclasses.replace(self._embeds.preprocessing, max_length=None, truncation=False)
-        self._inputs = {**self.network.inputs, "ids": TokenInput(fill=self.text.pad_id)}
+        fill = self.text.pad_id if self._table is None else NO_ROW
+        self._inputs = {**self.network.inputs, "ids": TokenInput(fill=fill)}
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -50,9 +52,9 @@ class EncoderWorkload(Workload):
     def row(self, query: Query, resident: Resident | None) -> Row:
         if resident is None:
             tokens, pooling = self._plain(query), POOLINGS.index(self._embeds.pooling)
-            return _row(tokens, {}, pooling, normalize=self._embeds.normalize)
+            return self._row(tokens, {}, pooling, normalize=self._embeds.normalize)
         if not resident.slots and resident.task.id == resident.task.backbone.name:  # the plain form of the backbone
-            return _row(self._plain(query), {}, POOLINGS.index(resident.pooling))
+            return self._row(self._plain(query), {}, POOLINGS.index(resident.pooling))
         task, pooling = resident.task, POOLINGS.index(resident.pooling)
         asks, labels = task.head.type == "question-answering", task.head.type == "token-classification"
         if asks and query.text is not None and query.text_pair is None:
@@ -62,21 +64,23 @@ class EncoderWorkload(Workload):
             )
         query = self._whole(query, resident)
         tokens = self.text.encode(query, task.preprocessing, resident.longest, passage=asks, spelled=labels)
-        row = _row(tokens, resident.slots, pooling)
+        row = self._row(tokens, resident.slots, pooling, task.preprocessing.domain)
         if task.head.type == "fill-mask":
             row = dataclasses.replace(row, masked=self._vocabulary.masked(tokens.ids))
         return row if resident.lead == NO_LEAD else led(self._behind(row, resident.lead), resident.lead, self.inputs)
 
     def gathered(self, rows: Sequence[Row]) -> Sequence[Row]:
-        if not self.staged or self._table is None:
+        if self._table is None:
             return rows
-        ids = np.concatenate([row.ids for row in rows])
-        found = self._table[np.maximum(ids, 0)]  # programs leave out the vectors of a place without a row
-        ends = np.cumsum([row.length for row in rows]).tolist()
-        return [
-            dataclasses.replace(row, inputs={**row.inputs, "vectors": found[end - row.length : end]})
-            for row, end in zip(rows, ends, strict=True)
-        ]
+        found = {"ids": looked_up(rows)}
+        if self.staged:  # programs leave out the vectors of a place without a row
+            found["vectors"] = self._table[np.maximum(found["ids"], 0)]
+        given, end = [], 0
+        for row in rows:
+            begin, end = end, end + row.length
+            own = {name: each[begin:end] for name, each in found.items()}
+            given.append(dataclasses.replace(row, inputs={**row.inputs, **own}))
+        return given
 
     def result(self, task: Task | None, row: Row, outputs: Outputs, place: Place, timing: Timing) -> Result | Again:
         logits = None
@@ -94,6 +98,28 @@ class EncoderWorkload(Workload):
             row.passage,
             row.masked,
             normalize=row.normalize,
+        )
+
+    def _row(
+        self,
+        tokens: Tokens,
+        slots: Mapping[ClassKey, int],
+        pooling: int,
+        domain: str | None = None,
+        *,
+        normalize: bool = True,
+    ) -> Row:
+        tables = self._backbone.tables
+        return Row.of_tokens(
+            tokens.ids,
+            tokens.types,
+            slots,
+            pooling,
+            passage=tokens.passage,
+            spelling=tokens.spelling,
+            places=tokens.places,
+            normalize=normalize,
+            tables=None if tables is None else tables.opened(domain),
         )
 
     def _behind(self, row: Row, lead: Lead) -> Row:
@@ -128,16 +154,3 @@ class EncoderWorkload(Workload):
         if query.input_ids is not None or len(tokens.ids) <= (rule.max_length or self.text.longest):
             return tokens
         return self.text.encode(query, rule)
-
-
-def _row(tokens: Tokens, slots: Mapping[ClassKey, int], pooling: int, *, normalize: bool = True) -> Row:
-    return Row.of_tokens(
-        tokens.ids,
-        tokens.types,
-        slots,
-        pooling,
-        passage=tokens.passage,
-        spelling=tokens.spelling,
-        places=tokens.places,
-        normalize=normalize,
-    )

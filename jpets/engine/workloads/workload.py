@@ -11,6 +11,7 @@ from jpets.engine.batch.rows import Row, TokenInput
 from jpets.engine.batch.views import HeadPlace
 from jpets.engine.programs.network import Network, Outputs
 from jpets.engine.tasks.entries import Resident
+from jpets.errors import JpetsError
 from jpets.tokenizing import TextEncoder
 from jpets.types import LoadedBackbone, Query, Result, Task, Timing
 
@@ -35,6 +36,14 @@ class Again:
     row: Row
 
 
+class RowFailures(Exception):
+    """Rows of a batch cannot be computed, by their numbers there, and why. The others can, without them."""
+
+    def __init__(self, errors: Mapping[int, JpetsError]) -> None:
+        super().__init__(f"{len(errors)} rows of a batch cannot be computed")
+        self.errors = errors
+
+
 class Workload(abc.ABC):
     """One kind of model, served for one backbone. Thread-safe: rows are made in the threads that submit queries.
 
@@ -52,7 +61,7 @@ class Workload(abc.ABC):
         self.backbone = backbone
         self.staged = staged
         self.longest = longest
-        self.text = TextEncoder.for_length(backbone, longest)
+        self.text = TextEncoder.for_length(backbone, longest, looked_up=False)
 
     @property
     def inputs(self) -> Mapping[str, TokenInput]:
@@ -70,8 +79,8 @@ class Workload(abc.ABC):
         return Row({}, {}, 0, length=min(max(1, size), self.longest))
 
     def gathered(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """The rows of a batch with the inputs that the host looks up for them, while the device computes the batch
-        before."""
+        """The rows of a batch with the inputs that the host looks up for them, all at once, while the device computes
+        the batch before. Raises ``RowFailures``."""
         return rows
 
     @abc.abstractmethod

@@ -103,7 +103,7 @@ def lookup(
         tables = write_random_tables(path, np.concatenate(grams), words, width, window, entries, kept_as)
         for batch in drawn:  # vectors are compared with their digests when they are first looked up
             for ids in batch:
-                tables.rows(ids, DOMAIN)
+                tables.opened(DOMAIN).rows(ids)
         opening = []
         for _ in range(5):
             start = time.perf_counter()
@@ -117,10 +117,10 @@ def lookup(
 
         def of_each() -> np.ndarray:
             batch = drawn[next(number) % len(drawn)]
-            return np.concatenate([tables.rows(ids, DOMAIN) for ids in batch])
+            return np.concatenate([tables.opened(DOMAIN).rows(ids) for ids in batch])
 
         def rows_of() -> np.ndarray:
-            return tables.rows(drawn[next(number) % len(drawn)].reshape(-1), DOMAIN, texts_of)
+            return tables.opened(DOMAIN).rows(drawn[next(number) % len(drawn)].reshape(-1), texts_of)
 
         texts_of = np.asarray(text_of)
         known = [rows_of() for _ in drawn]

@@ -21,6 +21,7 @@ from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.planner import Planner
 from jpets.engine.queue import pending_queue
 from jpets.engine.queue.pending import Pending
+from jpets.engine.workloads.workload import RowFailures
 from jpets.errors import EngineFailure, InvalidInput
 from jpets.types import Query
 
@@ -64,6 +65,27 @@ def test_only_the_queries_that_cause_it_fail(
     assert [at for at, error in enumerate(errors) if error is not None] == list(bad)
     assert all(isinstance(errors[at], EngineFailure) for at in bad)
     assert engine.live
+
+
+def test_rows_that_cannot_be_gathered_fail_and_the_others_run_without_them(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another one fails when these run again."""
+
+    def gathered(rows: Sequence[Row]) -> Sequence[Row]:
+        bad = [at for at, row in enumerate(rows) if row.length > 6]
+        if bad:
+            raise RowFailures({bad[0]: EngineFailure(f"row {bad[0]} of {len(rows)}")})
+        return rows
+
+    bad = [0, 5, 11]
+    with paused(engine):
+        futures = engine.submit([BAD if at in bad else GOOD for at in range(12)])
+        monkeypatch.setattr(engine.workload, "gathered", gathered)
+    errors = [future.result(30).error for future in futures]
+    assert [at for at, error in enumerate(errors) if error is not None] == bad
+    assert all("row " in str(errors[at]) for at in bad)
+    assert engine.infer([GOOD])[0].error is None
 
 
 def test_queries_that_cannot_be_planned_together_run_apart(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
