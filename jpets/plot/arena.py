@@ -13,6 +13,8 @@ import mmap
 import os
 import sys
 import threading
+import weakref
+from collections import deque
 
 import numpy as np
 from jaxtyping import Shaped
@@ -30,23 +32,25 @@ FIXED = 0x10
 """``MAP_FIXED``, of Linux and macOS."""
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0x40
 """``MAP_NORESERVE``: no memory is set aside for pages that nobody writes."""
+EMPTY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+"""Pages of zeros."""
 FAILED = ctypes.c_void_p(-1).value
 
 
 class Arena:
-    """``values`` [rows, p, e] hold the vectors of every table that was mapped, all of the shape of ``info``.
+    """``values`` [rows, p, e] hold the vectors of every table that is mapped, all of the shape of ``info``.
     Thread-safe.
 
-    A table stays mapped until nothing refers to ``values``: rows that were looked up in it may still be on their way,
-    and pages that nobody reads cost nothing. Raises ``OutOfSpace`` where the process may not have so many addresses.
+    A table is mapped for as long as something refers to it: rows that were looked up in it may be on their way. Then
+    its rows are free for other tables, and its file takes no space any more if it was deleted. Raises ``OutOfSpace``
+    where the process may not have so many addresses.
     """
 
     def __init__(self, info: TableInfo, size: int = RANGE_BYTES) -> None:
         self._row_bytes = info.row_bytes
         self.rows = min(size // self._row_bytes, MOST_ROWS)
         try:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
-            space = mmap.mmap(-1, self.rows * self._row_bytes, flags=flags, prot=mmap.PROT_READ)
+            space = mmap.mmap(-1, self.rows * self._row_bytes, flags=EMPTY, prot=mmap.PROT_READ)
         except OSError as error:
             raise OutOfSpace(
                 f"tables need {size >> 30} GiB of addresses, of which hardly any memory is taken: raise the limit of "
@@ -56,32 +60,76 @@ class Arena:
         self.values: Shaped[np.ndarray, "r p e"] = whole.reshape(self.rows, *info.row_shape)
         self._step = math.lcm(self._row_bytes, PAGE) // self._row_bytes
         """Tables begin at multiples of so many rows, where pages begin."""
-        self._used = 0
+        self._free = [(0, self.rows // self._step * self._step)]
+        """The first rows and the sizes of ranges that no table has, in order; neighbours are one."""
+        self._left: deque[tuple[int, int]] = deque()
+        """Ranges whose tables nothing refers to any more."""
         self._lock = threading.Lock()
 
+    @property
+    def free(self) -> int:
+        """Rows that no table has."""
+        return sum(size for _, size in self._free)
+
     def map(self, table: Table) -> int:
-        """The row of the table's first entry from now on. Raises ``OutOfSpace`` where the range is full."""
-        size = table.entries * self._row_bytes
-        pages = -(-size // PAGE) * PAGE
-        with self._lock:
-            first = self._used
-            rows = -(-table.entries // self._step) * self._step
-            if first + rows > self.rows:
-                raise OutOfSpace(
-                    f"the tables that were mapped since the start have {first:,} entries, and there is room for "
-                    f"{self.rows:,}: start the server again"
-                )
-            if pages:
-                _map_fixed(self.values.ctypes.data + first * self._row_bytes, pages, table.file, table.offset)
-            self._used += rows
+        """The row of the table's first entry, for as long as something refers to the table. Raises ``OutOfSpace`` where
+        the range is full."""
+        if not table.entries:
+            return 0
+        rows = -(-table.entries // self._step) * self._step
+        pages = -(-table.entries * self._row_bytes // PAGE) * PAGE
+        try:
+            with self._lock:
+                first = self._taken(rows)
+                weakref.finalize(table, self._leave, first, rows).atexit = False
+                self._map(first, pages, mmap.MAP_SHARED, table.file, table.offset)
+        finally:
+            self._reclaim()
         return first
 
+    def _taken(self, rows: int) -> int:
+        """The first of so many free rows, which are free no more."""
+        for at, (first, size) in enumerate(self._free):
+            if size >= rows:
+                self._free[at : at + 1] = [(first + rows, size - rows)] if size > rows else []
+                return first
+        raise OutOfSpace(
+            f"the tables that are open have {self.rows - self.free:,} of {self.rows:,} rows, and another one needs "
+            f"{rows:,}: remove domains"
+        )
 
-def _map_fixed(address: int, size: int, file: int, offset: int) -> None:
-    """Maps a file in place of the pages at ``address``, which are the caller's. Raises ``OutOfSpace``."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-    found = libc.mmap(address, size, mmap.PROT_READ, mmap.MAP_SHARED | FIXED, file, offset)
-    if found == FAILED:
-        raise OutOfSpace(f"a table could not be mapped: {os.strerror(ctypes.get_errno())}")
+    def _leave(self, first: int, rows: int) -> None:
+        """In whatever thread lets go of a table, which may be one that holds the lock."""
+        self._left.append((first, rows))
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        """Frees what tables left, unless somebody holds the lock, who does it then."""
+        while self._left and self._lock.acquire(blocking=False):
+            try:
+                while self._left:
+                    first, rows = self._left.popleft()
+                    self._map(first, rows * self._row_bytes, EMPTY)
+                    self._free = _joined([*self._free, (first, rows)])
+            finally:
+                self._lock.release()
+
+    def _map(self, first: int, size: int, flags: int, file: int = -1, offset: int = 0) -> None:
+        """Maps a file, or zeros, in place of ``size`` bytes from row ``first`` on. Raises ``OutOfSpace``."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+        address = self.values.ctypes.data + first * self._row_bytes
+        if libc.mmap(address, size, mmap.PROT_READ, flags | FIXED, file, offset) == FAILED:
+            raise OutOfSpace(f"a table could not be mapped: {os.strerror(ctypes.get_errno())}")
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, neighbours as one."""
+    found: list[tuple[int, int]] = []
+    for first, size in sorted(ranges):
+        if found and sum(found[-1]) == first:
+            before, length = found.pop()
+            first, size = before, length + size
+        found.append((first, size))
+    return found

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from domain_tables import open_places
 from hierarchical import IN_DOMAIN, computed, domain_layers, keys_of_texts, layers_of, opened, write_tables
-from support import ENGINE_SETTINGS, make_head, make_task, random_delta
+from support import ENGINE_SETTINGS, make_head, make_task, paused, random_delta, wait_until
 
 from checkpoints.native import PLOT
 from jpets.engine.engine import Engine
 from jpets.plot.build import build_table, layers_digest
+from jpets.plot.domains import DomainTables
 from jpets.plot.table import HEADER_BYTES, SUFFIX
 from jpets.plot.tree import TABLES, Tree
 from jpets.types import Classification, Preprocessing, Query, Task
@@ -99,3 +101,29 @@ def test_an_answer_of_a_table_that_was_replaced_is_not_given_again(
         expected = computed(engine.backbone, NAME, task, [NEW], texts, SEED)
         np.testing.assert_allclose([found], expected, atol=2e-4)
         assert np.abs(found - first).max() > 1e-3
+
+
+def test_a_text_that_waits_while_its_table_is_replaced_is_answered_by_that_table(
+    folder: pathlib.Path, program_cache: pathlib.Path
+) -> None:
+    """Which is then let go of, although another one has come."""
+    texts = (*IN_DOMAIN, NEW)
+    with served(folder, program_cache) as (engine, task):
+        tables = engine.backbone.tables
+        assert isinstance(tables, DomainTables)
+        asked(engine, Query("games", IN_DOMAIN[0]))
+        engine.responses.budget = 0
+        usual, old = tables._arena.free, table_of(folder)
+        with paused(engine):
+            waiting = engine.submit([Query("games", text) for text in texts])
+            replace(engine, folder, texts)
+            old.unlink()
+            both = tables._arena.free
+        found = [future.result(60) for future in waiting]
+        logits = [each.logits for each in found if isinstance(each, Classification)]
+        np.testing.assert_allclose(logits, computed(engine.backbone, NAME, task, texts, IN_DOMAIN, SEED), atol=2e-4)
+        wait_until(lambda: tables._arena.free > both and not open_places(old.stem))
+        assert both < usual
+        newer = asked(engine, *(Query("games", text) for text in texts))
+        np.testing.assert_allclose(newer, computed(engine.backbone, NAME, task, texts, texts, SEED), atol=2e-4)
+        assert np.abs(newer[-1] - logits[-1]).max() > 1e-3

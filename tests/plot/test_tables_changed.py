@@ -95,7 +95,7 @@ def test_a_table_that_cannot_be_mapped_again_is_not_read_and_not_tried_all_the_t
     own = DomainTables(folder, WORDS)
     own.opened(None).rows(IDS)
     os.utime(table_path(folder, own.tree.root))
-    monkeypatch.setattr(own._arena, "rows", 0)
+    monkeypatch.setattr(own._arena, "_free", [])
     tried: list[object] = []
     reload = own._reload
 
@@ -137,8 +137,8 @@ def test_a_domain_whose_table_cannot_be_mapped_is_not_in_the_tree(
 ) -> None:
     own = DomainTables(folder, WORDS)
     made = Branch(written(folder, GAMES, grams(), 3), GAMES)
-    monkeypatch.setattr(own._arena, "rows", 0)
-    with pytest.raises(OutOfSpace, match="start the server again"):
+    monkeypatch.setattr(own._arena, "_free", [])
+    with pytest.raises(OutOfSpace, match="remove domains"):
         own.add("more", dataclasses.asdict(made))
     assert "more" not in Tree.read(folder).domains
 

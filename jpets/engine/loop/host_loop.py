@@ -303,6 +303,7 @@ class HostLoop:
             del batch  # its arrays leave the device before anything runs again
             if problem is not None:
                 self._failed(pendings, problem, alone=alone)
+            del pendings  # and with them the tables that their texts were looked up in
             self._room.free()
             self._completed += 1
             self._progress = time.monotonic()
