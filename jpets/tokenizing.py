@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from jpets.cuts import Cuts
 from jpets.errors import InputTooLong, InvalidInput, TooLarge
 from jpets.passage import Passage, passage_of_ids, passage_of_text, trimmed
 from jpets.positions import text_positions
 from jpets.spelling import Spelling, Written
 from jpets.templates import context_of, places_of, prepared, prompted
+from jpets.truncation import MOST_WHOLE, Cutter, Part
 from jpets.types import LoadedBackbone, OpenTables, Preprocessing, Query, RowSource
 
 Ints = npt.NDArray[np.int32]
-SHORT = 2048
-"""Texts of up to so many characters are tokenised whole, however few of their tokens are needed."""
-LETTERS = 8
-"""Characters for each token that is needed, at first: more than most texts have."""
-MOST_WHOLE = 1 << 20
-"""Characters of a text that are tokenised as a whole where there is no place to cut: they take a hundred times as many
-bytes."""
 NO_ROW = -1
 """The row of a place without a token, in tables."""
-PIECE = 1 << 16
-"""Characters that are counted at a time."""
 
 
 class Tokens(NamedTuple):
@@ -43,16 +34,6 @@ class Tokens(NamedTuple):
     """Positions, where the text has tokens that take none (``text_positions``)."""
     levels: npt.NDArray[np.int8] | None = None
     """How much of each token's n-gram a table will hold, of texts that make one (``jpets.plot.lookup.levels_of``)."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Part:
-    """The part of a text that its tokens stand for: ``text``, which begins at character ``start`` of the whole."""
-
-    tokens: Encoding
-    text: str
-    start: int = 0
-    whole: bool = True
 
 
 class TextEncoder:
@@ -73,11 +54,10 @@ class TextEncoder:
         """``skipped`` is a token that takes no position, and the position that stands for its own. With ``tables`` the
         ids of tokens are their rows there, which stay what they are while the encoder is used."""
         document = json.loads(tokenizer_json)
-        self.side = str((document.get("truncation") or {}).get("direction", "Right")).lower()
-        """On which texts that are too long are cut, left or right."""
+        side = str((document.get("truncation") or {}).get("direction", "Right")).lower()
         document["truncation"] = document["padding"] = None
         self.tokenizer = Tokenizer.from_str(json.dumps(document))
-        self._cuts = Cuts(json.loads(self.tokenizer.to_str()))
+        self._cutter = Cutter(self.tokenizer, side)
         self._marks_inside = bool(document["model"].get("continuing_subword_prefix"))
         """Whether a word of the vocabulary says that it goes on with the one before."""
         self._unknown = _unknown_id(document["model"])
@@ -92,6 +72,11 @@ class TextEncoder:
         nothing = self.tokenizer.encode("", add_special_tokens=False)
         self._special = np.array([*self.tokenizer.post_process(nothing, nothing, True).ids, *pads], np.int32)
         """The tokens around texts."""
+
+    @property
+    def side(self) -> str:
+        """On which texts that are too long are cut, left or right."""
+        return self._cutter.side
 
     @classmethod
     def of(cls, backbone: LoadedBackbone, *, looked_up: bool = True) -> Self:
@@ -150,7 +135,7 @@ class TextEncoder:
         texts = prepared(query.text, query.text_pair, rule)
         truncate = rule.truncation if query.truncate is None else query.truncate
         limit = min(longest, rule.max_length or (self._usual if truncate else longest))
-        first, second = self._cut(*texts, limit, truncate=truncate)
+        first, second = self._cutter.cut(*texts, limit, truncate=truncate)
         whole: Encoding = self.tokenizer.post_process(first.tokens, second.tokens if second else None, True)
         tokens = self._tokens(whole, rule)
         if passage:
@@ -180,7 +165,7 @@ class TextEncoder:
         if max(len(text), len(pair or "")) > MOST_WHOLE:
             raise InputTooLong(f"a text has more than {MOST_WHOLE} characters, which are read at once; shorten it")
         try:
-            parts = [_Part(self._tokenize(each), each) for each in (text, pair) if each is not None]
+            parts = [Part(self._cutter.tokenize(each), each) for each in (text, pair) if each is not None]
         except (TypeError, UnicodeError) as error:
             raise InvalidInput("the text is not valid Unicode") from error
         taken = self.tokenizer.num_special_tokens_to_add(pair is not None) + sum(len(own.tokens) for own in parts[:-1])
@@ -217,7 +202,7 @@ class TextEncoder:
         return Tokens(np.array(whole.ids, np.int32), types)
 
     def _spelling(
-        self, whole: Encoding, first: _Part, second: _Part | None, query: Query, rule: Preprocessing
+        self, whole: Encoding, first: Part, second: Part | None, query: Query, rule: Preprocessing
     ) -> Spelling:
         """Of ``whole``, the tokens of both texts as they are tokenised. Offsets are those of each alone: some
         tokenizers trim them again whenever texts are put together."""
@@ -258,82 +243,6 @@ class TextEncoder:
             tokens = tokens._replace(ids=opened.rows(tokens.ids))
         return tokens
 
-    def _cut(self, text: str, pair: str | None, limit: int, *, truncate: bool) -> tuple[_Part, _Part | None]:
-        """The tokens of both texts without special tokens; with these they are at most ``limit``."""
-        extra = self.tokenizer.num_special_tokens_to_add(pair is not None)
-        room = max(0, limit - extra)
-        try:
-            first = self._bounded(text, room)
-            second = self._bounded(pair, room) if pair is not None else None
-        except (TypeError, UnicodeError) as error:  # a lone surrogate, or no string at all
-            raise InvalidInput("the text is not valid Unicode") from error
-        parts = [part for part in (first, second) if part is not None]
-        found = extra + sum(len(part.tokens) for part in parts)
-        if found <= limit:
-            return first, second
-        if not room:
-            raise InputTooLong(f"the limit of {limit} tokens leaves no room beside {extra} special tokens")
-        if not truncate:
-            more = "" if all(part.whole for part in parts) else "more than "
-            found = found if not more else limit
-            raise InputTooLong(
-                f"the text has {more}{found} tokens, the limit is {limit}; shorten it or ask for truncation"
-            )
-        a, b = len(first.tokens), len(second.tokens) if second else 0
-        if pair is not None and min(a, b) > room and not all(part.whole for part in parts):
-            a, b = room + 1 + self._is_longer(text, pair), room + 1  # the longer one gets the odd token
-        for part, kept in zip(parts, longest_first(a, b, room), strict=False):
-            part.tokens.truncate(kept, direction=self.side)
-        return first, second
-
-    def _bounded(self, text: str, room: int) -> _Part:
-        """All tokens of a text; or more than ``room`` of them, from the end of the text that stays when it is cut.
-
-        A long text is tokenised in part where it can be: it may have thousands of times the tokens that are needed.
-        """
-        size = max(SHORT, LETTERS * room)
-        while size < len(text):
-            at = self._cuts.before(text, size) if self.side == "right" else self._cuts.after(text, len(text) - size)
-            if 0 < at < len(text):
-                part, start = (text[:at], 0) if self.side == "right" else (text[at:], at)
-                tokens = self._tokenize(part)
-                if len(tokens) > room:
-                    return _Part(tokens, part, start, False)
-            size *= 4
-        if len(text) > MOST_WHOLE:
-            raise InputTooLong(
-                f"the text has {len(text)} characters and no place to cut it, such as a space, where its tokens are "
-                f"kept; at most {MOST_WHOLE} are read at once: shorten it"
-            )
-        return _Part(self._tokenize(text), text)
-
-    def _tokenize(self, text: str) -> Encoding:
-        if len(text) <= SHORT:
-            return self.tokenizer.encode(text, add_special_tokens=False)
-        (found,) = self.tokenizer.encode_batch([text], add_special_tokens=False)  # which other threads can run beside
-        return found
-
-    def _is_longer(self, text: str, other: str) -> bool:
-        """Whether a text has more tokens than another one, counted no further than it takes."""
-        own, others = self._counts(text), self._counts(other)
-        count: int | None = 0
-        beside: int | None = 0
-        while count is not None and beside is not None:
-            if count <= beside:
-                count = next(own, None)
-            else:
-                beside = next(others, None)
-        return beside is None
-
-    def _counts(self, text: str) -> Iterator[int]:
-        """The number of tokens up to more and more of a text."""
-        start = total = 0
-        while start < len(text):
-            end = self._cuts.after(text, start + PIECE)
-            total += len(self._tokenize(text[start:end]))
-            yield total
-            start = end
-
     def _check_ids(self, query: Query, limit: int) -> Tokens:
         ids = _flat_integers("input_ids", query.input_ids)
         types = np.zeros_like(ids)
@@ -366,22 +275,7 @@ def _flat_integers(name: str, values: object) -> npt.NDArray[np.integer]:
     return array
 
 
-def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of two texts are kept where ``room`` are left: what Hugging Face's tokenizers keep.
-
-    The shorter text stays whole while it has less than half; else both get half, the longer one the odd token.
-    """
-    if first + second <= room:
-        return first, second
-    short, long = sorted((first, second))
-    if short > room or short + max(short, room - short) > room:
-        short, long = room // 2, room - room // 2
-    else:
-        long = max(short, room - short)
-    return (long, short) if first > second else (short, long)
-
-
-def _owners(whole: Encoding, part: _Part, query: Query, rule: Preprocessing) -> npt.NDArray[np.int8]:
+def _owners(whole: Encoding, part: Part, query: Query, rule: Preprocessing) -> npt.NDArray[np.int8]:
     """``Spelling.of_text`` of a query whose first text, as it is tokenised, is ``part``. A token that reaches out of a
     text belongs to none."""
     owners = np.array(whole.special_tokens_mask, np.int8)  # its sequence_ids forget the first text of some pairs

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from support import tiny
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from jpets import tokenizing
+from jpets import truncation
 from jpets.cuts import Cuts
 from jpets.errors import InputTooLong
-from jpets.tokenizing import TextEncoder, longest_first
+from jpets.tokenizing import TextEncoder
+from jpets.truncation import Cutter, longest_first
 from jpets.types import Preprocessing, Query
 
 LIMIT = 16
@@ -68,9 +69,9 @@ texts = st.lists(pieces, min_size=1, max_size=120).map("".join).filter(str.strip
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long texts are short ones here."""
-    monkeypatch.setattr(tokenizing, "SHORT", 8)
-    monkeypatch.setattr(tokenizing, "LETTERS", 1)
-    monkeypatch.setattr(tokenizing, "PIECE", 5)
+    monkeypatch.setattr(truncation, "SHORT", 8)
+    monkeypatch.setattr(truncation, "LETTERS", 1)
+    monkeypatch.setattr(truncation, "PIECE", 5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,13 +120,13 @@ def test_pairs_are_cut_as_the_library_cuts_them(first: int, second: int, limit: 
 def test_no_more_is_tokenised_than_is_needed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = TextEncoder(tiny().tokenizer_json, 800, 2, LIMIT)
     read: list[int] = []
-    tokenize = TextEncoder._tokenize
+    tokenize = Cutter.tokenize
 
-    def noted(self: TextEncoder, part: str) -> Any:
+    def noted(self: Cutter, part: str) -> Any:
         read.append(len(part))
         return tokenize(self, part)
 
-    monkeypatch.setattr(TextEncoder, "_tokenize", noted)
+    monkeypatch.setattr(Cutter, "tokenize", noted)
     assert len(encoder.encode(Query(None, text, truncate=True), Preprocessing()).ids) == LIMIT
     with pytest.raises(InputTooLong, match=f"more than {LIMIT} tokens"):
         encoder.encode(Query(None, text), Preprocessing())
@@ -168,8 +169,8 @@ def test_offsets_of_a_cut_text_are_those_of_the_whole() -> None:
 @pytest.mark.parametrize("text", ["w" * 2000, "\u0301" * 2000, "w" * 990 + " " + "w" * 1009])
 def test_more_than_is_read_at_once_is_refused(text: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is read of it: what a tokenizer takes for a text is a hundred times its size."""
-    monkeypatch.setattr(tokenizing, "MOST_WHOLE", 1000)
-    monkeypatch.setattr(tokenizing, "SHORT", 64)
+    monkeypatch.setattr(truncation, "MOST_WHOLE", 1000)
+    monkeypatch.setattr(truncation, "SHORT", 64)
     backbone = tiny()
     document = json.loads(backbone.tokenizer_json)
     document["truncation"] = {"direction": side.title(), "max_length": 16, "strategy": "LongestFirst", "stride": 0}
