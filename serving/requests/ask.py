@@ -41,14 +41,15 @@ EACH = 100
 
 
 async def ask(
-    request: Request, here: Context, queries: Sequence[Query], respond: Respond, timeout: float | None = None
+    request: Request, here: Context, queries: Sequence[Query], respond: Respond, seconds: float | None = None
 ) -> Response:
     """``answer``, with ``respond``'s content as JSON, or its response as it is.
 
-    ``timeout`` (seconds) and the request's ``X-Request-Timeout`` bound the wait since its head came. When the client
+    ``seconds`` since the request's head came bound the wait, by default those of ``seconds_of``. When the client
     leaves, its queries are cancelled. Also raises ``ClientGone``.
     """
-    seconds = seconds_of(request, here.settings, timeout)
+    if seconds is None:
+        seconds = seconds_of(request, here.settings)
     return await answer(here, queries, partial(_written, respond), seconds, gone=partial(_client_leaves, request))
 
 

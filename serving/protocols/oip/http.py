@@ -285,8 +285,7 @@ async def infer(
     if `Accept-Encoding` is `gzip` or `deflate` and nothing else.
     """
     given, requested = body.parameters or Parameters(), body.outputs
-    timeout = None if given.timeout is None else given.timeout / 1e6
-    seconds = seconds_of(request, here.settings, timeout)
+    seconds = seconds_of(request, here.settings, None if given.timeout is None else given.timeout / 1e6)
     found = await in_time(here, seconds, find_model(here, model, version))
     names = [each.name for each in requested or ()] or None  # none named: all, as over gRPC
     inference = Inference(_tensors(body.inputs, behind), names, given.truncate, given.prompt_name)
@@ -304,7 +303,7 @@ async def infer(
         content = {**answer, "outputs": outputs}
         return binary.response(content, after) if after else content
 
-    response = await ask(request, here, asked.queries, respond, timeout)
+    response = await ask(request, here, asked.queries, respond, seconds)
     coding = binary.coding_of(request.headers.get("accept-encoding", ""))
     if coding is None:
         return response
