@@ -22,11 +22,14 @@ from jpets.types import (
     Students,
     Task,
     Tensors,
+    TruncationStrategy,
 )
 
 FORMAT = 1
 MAX_DELTAS = 16
 SHOWN_ERRORS = 8
+USUAL = (("one_type", False), ("truncation_strategy", "longest_first"))
+"""Absent from the files of most tasks, which earlier versions read."""
 
 Setting = bool | int | float | str | list[str] | list[pydantic.StrictInt] | dict[str, list[pydantic.StrictInt]] | None
 
@@ -69,7 +72,7 @@ class PreprocessingPart(_Part):
     prompts: dict[str, str] | None = None
     domain: str | None = None
     one_type: Literal[True] | None = None
-    """Absent from the files of most tasks, which earlier versions read."""
+    truncation_strategy: TruncationStrategy | None = None
 
 
 class StudentsPart(_Part):
@@ -110,7 +113,7 @@ class TaskDocument(_Part):
             "deltas": [{**delta.settings, "method": delta.method} for delta in task.deltas],
             "head": {name: value for name, value in vars(task.head).items() if name != "tensors"},
             "labels": task.labels,
-            "preprocessing": {**vars(task.preprocessing), "one_type": task.preprocessing.one_type or None},
+            "preprocessing": {name: own for name, own in vars(task.preprocessing).items() if (name, own) not in USUAL},
             "created": task.created,
             "license": task.license,
             "description": task.description,
@@ -142,9 +145,7 @@ class TaskDocument(_Part):
             ),
             head=Head(tensors=head, **self.head.model_dump()),
             labels=self.labels,
-            preprocessing=Preprocessing(
-                **self.preprocessing.model_dump(exclude={"one_type"}), one_type=self.preprocessing.one_type is True
-            ),
+            preprocessing=Preprocessing(**self.preprocessing.model_dump(exclude_none=True)),
             created=self.created,
             license=self.license,
             description=self.description,

@@ -15,7 +15,18 @@ from jpets.deltas.fold import folds_pooler
 from jpets.deltas.protocol import TensorSpec
 from jpets.errors import InvalidTask
 from jpets.templates import HOLES
-from jpets.types import QA_OUTPUTS, UNLABELLED, BackboneRef, Delta, Head, HeadType, Preprocessing, Task, Tensors
+from jpets.types import (
+    QA_OUTPUTS,
+    UNLABELLED,
+    BackboneRef,
+    Delta,
+    Head,
+    HeadType,
+    Preprocessing,
+    Task,
+    Tensors,
+    TruncationStrategy,
+)
 
 SHOWN_ERRORS = 12
 AT_ONCE = 1 << 20
@@ -251,6 +262,11 @@ def _preprocessing_errors(task: Task, config: BackboneConfig | None) -> Iterator
             )
         elif task.head.type == "question-answering" and "{text_pair}" not in own.template:
             yield "preprocessing.template: expected {text_pair} too, the context of a question, found {text} only"
+    strategies = get_args(TruncationStrategy) if own.template is None else ("longest_first", "only_first")
+    if own.truncation_strategy not in strategies:
+        beside = "" if own.template is None else " beside a template, which makes one text of a pair"
+        found = str(own.truncation_strategy)[:80]
+        yield f"preprocessing.truncation_strategy: expected {' or '.join(strategies)}{beside}, found {found!r}"
     if own.prompts is not None and own.template is not None:
         yield "preprocessing.prompts: expected none beside a template, which sets its own text around a query's"
     if own.thresholds is not None:

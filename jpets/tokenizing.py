@@ -17,7 +17,7 @@ from jpets.positions import text_positions
 from jpets.spelling import Spelling, Written
 from jpets.templates import context_of, places_of, prepared, prompted
 from jpets.truncation import MOST_WHOLE, Cutter, Part
-from jpets.types import LoadedBackbone, OpenTables, Preprocessing, Query, RowSource
+from jpets.types import LoadedBackbone, OpenTables, Preprocessing, Query, RowSource, Side
 
 Ints = npt.NDArray[np.int32]
 NO_ROW = -1
@@ -54,10 +54,10 @@ class TextEncoder:
         """``skipped`` is a token that takes no position, and the position that stands for its own. With ``tables`` the
         ids of tokens are their rows there, which stay what they are while the encoder is used."""
         document = json.loads(tokenizer_json)
-        side = str((document.get("truncation") or {}).get("direction", "Right")).lower()
+        direction = (document.get("truncation") or {}).get("direction")
         document["truncation"] = document["padding"] = None
         self.tokenizer = Tokenizer.from_str(json.dumps(document))
-        self._cutter = Cutter(self.tokenizer, side)
+        self._cutter = Cutter(self.tokenizer, "left" if direction == "Left" else "right")
         self._marks_inside = bool(document["model"].get("continuing_subword_prefix"))
         """Whether a word of the vocabulary says that it goes on with the one before."""
         self._unknown = _unknown_id(document["model"])
@@ -74,8 +74,8 @@ class TextEncoder:
         """The tokens around texts."""
 
     @property
-    def side(self) -> str:
-        """On which texts that are too long are cut, left or right."""
+    def side(self) -> Side:
+        """On which texts that are too long are cut."""
         return self._cutter.side
 
     @classmethod
@@ -116,8 +116,8 @@ class TextEncoder:
         around it. Token ids are a pair where special tokens divide them (``passage_of_ids``). With ``spelled`` also
         where tokens stand in the query's texts; of token ids those that are not special are of them.
 
-        Raises ``InputTooLong`` where truncation was not asked for, ``InvalidInput`` for an empty or malformed query,
-        and where a question's context has no tokens.
+        Raises ``InputTooLong`` where truncation was not asked for, or is not enough, ``InvalidInput`` for an empty or
+        malformed query, and where a question's context has no tokens.
         """
         longest = longest or self.longest
         if (query.text is None) == (query.input_ids is None):
@@ -135,7 +135,8 @@ class TextEncoder:
         texts = prepared(query.text, query.text_pair, rule)
         truncate = rule.truncation if query.truncate is None else query.truncate
         limit = min(longest, rule.max_length or (self._usual if truncate else longest))
-        first, second = self._cutter.cut(*texts, limit, truncate=truncate)
+        side = truncate if isinstance(truncate, str) else None
+        first, second = self._cutter.cut(*texts, limit, rule.truncation_strategy if truncate else None, side)
         whole: Encoding = self.tokenizer.post_process(first.tokens, second.tokens if second else None, True)
         tokens = self._tokens(whole, rule)
         if passage:

@@ -32,6 +32,10 @@ Pooling = Literal["cls", "mean", "pooler"]
 Relevance = Literal["sigmoid", "raw"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 """How labels of tokens become entities."""
+Side = Literal["left", "right"]
+"""Of a text."""
+TruncationStrategy = Literal["longest_first", "only_first", "only_second"]
+"""Which text of a pair that is too long is cut, as Hugging Face's tokenizers do it."""
 UNLABELLED: Sequence[HeadType] = ("embedding", "question-answering", "fill-mask")
 """Heads without labels."""
 HOST_TENSORS = ("norm_weight", "norm_bias", "decoder_bias")
@@ -58,9 +62,9 @@ class Query:
     """One text, pair of texts or sequence of token ids for one task; ``task=None`` asks the plain backbone.
 
     Token ids are taken as they are: they must hold the special tokens already. ``truncate`` overrides the task's
-    own rule for texts that are too long; ``None`` keeps it. For question answering ``text`` is the question and
-    ``text_pair`` the context. ``owner`` is the tenant that has the task, by default the one that asks. ``prompt`` names
-    the one of the task's prompts that stands before the text.
+    own rule for texts that are too long; ``None`` keeps it, and a side cuts them there. For question answering ``text``
+    is the question and ``text_pair`` the context. ``owner`` is the tenant that has the task, by default the one that
+    asks. ``prompt`` names the one of the task's prompts that stands before the text.
     """
 
     task: str | None
@@ -68,7 +72,7 @@ class Query:
     text_pair: str | None = None
     input_ids: Sequence[int] | None = None
     token_type_ids: Sequence[int] | None = None
-    truncate: bool | None = None
+    truncate: bool | Side | None = None
     owner: str | None = None
     prompt: str | None = None
 
@@ -171,6 +175,8 @@ class Preprocessing:
     """Where the backbone looks tokens up in tables: the domain of these; None: the root's alone."""
     one_type: bool = False
     """All tokens of a pair have the token type 0, as the task has learnt."""
+    truncation_strategy: TruncationStrategy = "longest_first"
+    """Which text of a pair is cut. Where that is one of them, and it cannot lose enough, the pair is refused."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from checkpoints.settings import expect
 from checkpoints.validation import name_errors
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidTask
-from jpets.types import UNLABELLED, Head, HeadType, Pooling, Problem
+from jpets.types import UNLABELLED, Head, HeadType, Pooling, Problem, TruncationStrategy
 
 PROBLEMS: Mapping[str, Problem] = MappingProxyType(
     {
@@ -77,6 +77,8 @@ class Wishes:
     normalize: bool | None = None
     max_length: int | None = None
     """Tokens that texts are cut to."""
+    truncation_strategy: TruncationStrategy | None = None
+    """Which text of a pair is cut."""
 
 
 def read_linear(tensors: Unread, module: str, inputs: int, *, biased: bool = True) -> tuple[np.ndarray, np.ndarray]:

@@ -39,8 +39,10 @@ def embedding_of(folder: Path, backbone: Backbone, wishes: Wishes, problems: lis
 
 
 def cut(imported: Imported, wishes: Wishes) -> Imported:
-    """With the length that the user wishes texts to be cut to, if any."""
-    if wishes.max_length is None:
-        return imported
-    rule = dataclasses.replace(imported.preprocessing, max_length=wishes.max_length, truncation=True)
+    """With the length that the user wishes texts to be cut to, if any, and the one of a pair that is cut."""
+    rule = imported.preprocessing
+    if wishes.max_length is not None:
+        rule = dataclasses.replace(rule, max_length=wishes.max_length, truncation=True)
+    if wishes.truncation_strategy is not None:
+        rule = dataclasses.replace(rule, truncation_strategy=wishes.truncation_strategy)
     return dataclasses.replace(imported, preprocessing=rule)

@@ -169,6 +169,7 @@ class Extract(_Asked):
     pooling: Literal["mean", "cls", "pooler"] | None = None
     normalize: bool | None = None
     max_length: Annotated[int, Field(ge=2, le=8192)] | None = None
+    truncation_strategy: Literal["longest_first", "only_first", "only_second"] | None = None
 
     @model_validator(mode="after")
     def _has_texts(self) -> Extract:

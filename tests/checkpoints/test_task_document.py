@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from checkpoints.task_file import read_task, task_to_bytes
 from checkpoints.validation import validate
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidTask
-from jpets.types import Head, Preprocessing, Task
+from jpets.types import Head, Preprocessing, Task, TruncationStrategy
 
 MakeTask = Callable[..., Task]
 
@@ -57,6 +57,11 @@ DOCUMENTS = [
     ({"preprocessing": {"template": "{text}" * 9}}, "template: expected at most 8 places"),
     ({"preprocessing": {"template": "{text}" + "a" * 70_000}}, "template: expected at most 8 places"),
     ({"preprocessing": {"thresholds": [0.5, 0.5, 0.5]}}, "thresholds: expected none"),
+    ({"preprocessing": {"truncation_strategy": "do_not_truncate"}}, "preprocessing.truncation_strategy"),
+    (
+        {"preprocessing": {"truncation_strategy": "only_second", "template": "{text} {text_pair}"}},
+        "truncation_strategy: expected longest_first or only_first beside a template",
+    ),
     ({"preprocessing": {"speed": 1}}, "preprocessing.speed"),
     ({"created": 2025}, "created"),
 ]
@@ -98,6 +103,18 @@ def test_multi_label_and_regression(make_task: MakeTask, config: BackboneConfig)
     validate(pooled, config)
     with pytest.raises(InvalidTask, match="which the backbone does not have"):
         validate(pooled, dataclasses.replace(config, pooler=False))
+
+
+@pytest.mark.parametrize("strategy", get_args(TruncationStrategy))
+def test_a_strategy_of_pairs_is_kept(make_task: MakeTask, config: BackboneConfig, strategy: TruncationStrategy) -> None:
+    """The usual one is absent, so that earlier versions read the file."""
+    rule = Preprocessing(truncation=True, truncation_strategy=strategy)
+    task = make_task("lora", preprocessing=rule)
+    data = task_to_bytes(task)
+    assert same(read_task(data, id="sample", config=config), task)
+    assert ("truncation_strategy" in document_of(data)["preprocessing"]) == (strategy != "longest_first")
+    said = rebuild(data, preprocessing={"truncation": True, "truncation_strategy": strategy})
+    assert same(read_task(said, id="sample", config=config), task)
 
 
 def test_two_layer_head(make_task: MakeTask, config: BackboneConfig) -> None:

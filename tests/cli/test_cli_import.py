@@ -19,7 +19,7 @@ from checkpoints.imports.extract import Extraction
 from checkpoints.task_file import read_task
 from jpets.app.jobs.extraction import Candidate
 from jpets.training.predict import agreement, agreement_by_label, varies
-from jpets.types import Head, HeadType, Problem
+from jpets.types import Head, HeadType, Preprocessing, Problem
 
 LORA = FIXTURES / "imports" / "peft" / "lora"
 BACKBONE = FIXTURES / "tiny-bert"
@@ -34,11 +34,14 @@ def texts(tmp_path: Path) -> Path:
 
 def test_an_adapter_becomes_a_task_file(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "own.safetensors"
-    result = run("task", "import", LORA, "-o", out, "--backbone", BACKBONE, "--labels", "x, y, z", "--max-length", 64)
+    options = ("--labels", "x, y, z", "--max-length", 64, "--truncation-strategy", "only_second")
+    result = run("task", "import", LORA, "-o", out, "--backbone", BACKBONE, *options)
     assert result.exit_code == 0, result.stderr
     assert "lora at query, value" in result.stdout and "x, y, z" in result.stdout
     task = read_task(out, config=tiny().config, backbone=tiny().ref())
-    assert (task.labels, task.preprocessing.max_length, task.preprocessing.truncation) == (("x", "y", "z"), 64, True)
+    assert "cut to 64 tokens, pairs cut by only_second" in result.stdout
+    assert task.labels == ("x", "y", "z")
+    assert task.preprocessing == Preprocessing(64, True, truncation_strategy="only_second")
 
 
 def test_an_archive_and_another_backbone_name(run: Run, tmp_path: Path) -> None:

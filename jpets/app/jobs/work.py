@@ -163,7 +163,15 @@ def _extract(job: JobFolder, request: Extract, source: str, name: str) -> JobRes
     from jpets.training.data import Columns, read_examples
 
     labels = tuple(each.strip() for each in request.labels.split(",")) if request.labels else ()
-    wishes = Wishes(request.head, request.problem, labels, request.pooling, request.normalize, request.max_length)
+    wishes = Wishes(
+        request.head,
+        request.problem,
+        labels,
+        request.pooling,
+        request.normalize,
+        request.max_length,
+        request.truncation_strategy,
+    )
     how = None
     if request.method != "auto":
         how = Extraction(

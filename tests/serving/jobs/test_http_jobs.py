@@ -281,16 +281,17 @@ def archive_of(folder: Path, target: Path) -> bytes:
 
 def test_a_task_is_extracted(call: Call, jobs: Jobs, tmp_path: Path) -> None:
     model = write_full(tmp_path / "model", biases)
-    (model / "texts.txt").write_text("a library\na game\n")
-    asked = {"task": "extracted", "method": "auto", "texts": "texts.txt", "agreement": 1}
+    (model / "t.txt").write_text("a library\na game\n")
+    asked = {"task": "made", "method": "auto", "texts": "t.txt", "agreement": 1, "truncation_strategy": "only_second"}
     answer = call("POST", "/v1/jobs/extract", params=asked, content=archive_of(model, tmp_path / "model.zip"))
     assert (answer.status_code, answer.json()["kind"], answer.json()["method"]) == (202, "extract", "auto")
     job = jobs.folders.get(answer.json()["id"])
     result = do(job, [str(FIXTURES / "tiny-bert"), "tiny-bert"], lambda step: None)
     assert result.extracted == "bitfit"
     assert result.scores == {"agreement": 1.0, "most_lost": pytest.approx(0, abs=1e-6)}
-    task = read_task(job.task_file, id="extracted", config=tiny().config, backbone=tiny().ref())
+    task = read_task(job.task_file, id="made", config=tiny().config, backbone=tiny().ref())
     assert [delta.method for delta in task.deltas] == ["bitfit"] and task.labels[0] == "name-0"
+    assert task.preprocessing.truncation_strategy == "only_second"
     job.write_result(result)
     jobs.runner.start()
     item = finished(call, job.id)  # this server was started without such tasks

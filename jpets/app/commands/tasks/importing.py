@@ -48,6 +48,12 @@ class Pooled(StrEnum):
     pooler = "pooler"
 
 
+class Strategy(StrEnum):
+    longest_first = "longest_first"
+    only_first = "only_first"
+    only_second = "only_second"
+
+
 class Stored(StrEnum):
     float16 = "float16"
     bfloat16 = "bfloat16"
@@ -72,6 +78,9 @@ def import_task(
     ] = None,
     max_length: Annotated[
         int | None, typer.Option(min=2, help="tokens that texts are cut to when served; by default as the folder says")
+    ] = None,
+    truncation_strategy: Annotated[
+        Strategy | None, typer.Option(help="which text of a pair is cut where it is too long  [longest_first]")
     ] = None,
     method: Annotated[
         Method | None,
@@ -111,6 +120,7 @@ def import_task(
         pooling=pooling.value if pooling else None,
         normalize=normalize,
         max_length=max_length,
+        truncation_strategy=truncation_strategy.value if truncation_strategy else None,
     )
     chosen: Candidate | None = None
     with open_folder(source) as folder:

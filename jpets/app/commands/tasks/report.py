@@ -137,6 +137,8 @@ def _text_words(own: Mapping[str, Any]) -> Iterator[str]:
         yield f"prompts {', '.join(sorted(own['prompts']))}"
     if own.get("max_length"):
         yield f"{'cut to' if own.get('truncation') else 'at most'} {own['max_length']} tokens"
+    if (strategy := own.get("truncation_strategy", "longest_first")) != "longest_first":
+        yield f"pairs cut by {strategy}"
 
 
 def _brief(value: object) -> str:
