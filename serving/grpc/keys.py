@@ -12,6 +12,7 @@ import grpc
 
 from jpets.errors import Unauthorized
 from serving.grpc.messages import HEALTH, METHODS, SERVICE
+from serving.grpc.peers import close_connection
 from serving.requests.context import Context
 from serving.tenants.asker import Asker
 from serving.tenants.gate import key_of
@@ -22,6 +23,8 @@ OPEN = f"/{HEALTH}/Check"
 UNMATCHED = "unmatched"
 LOOK = 0.5
 """Seconds between looks whether the key of an open stream is accepted still."""
+UNREAD = 10.0
+"""Seconds for which the client of a stream may read nothing once its key has ended."""
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 Handler: TypeAlias = Any
 """``grpc.RpcMethodHandler``: the package has no types."""
@@ -54,6 +57,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the p
             return own
 
         async def stream(messages: Any, call: Any) -> None:
+            await call.send_initial_metadata(())  # else no status could follow an answer that is just being written
             try:
                 async with asyncio.timeout(None) as accepted:
                     look = asyncio.create_task(self._end(accepted, asker))
@@ -65,7 +69,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the p
                 if not accepted.expired():
                     raise
                 if not call.done():  # else it ended just then
-                    await self._refuse(call, method, REFUSAL)
+                    await self._ended(call, method)
 
         return grpc.stream_stream_rpc_method_handler(stream, own.request_deserializer, own.response_serializer)
 
@@ -76,6 +80,16 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the p
                 self._here.keyring.check(asker)
                 await asyncio.sleep(LOOK)
         accepted.reschedule(0.0)
+
+    async def _ended(self, call: Any, method: str) -> None:
+        """Tells a stream that its key has ended, behind what its client has not read yet; if that does not read on, its
+        connection is closed."""
+        closing = asyncio.get_running_loop().call_later(UNREAD, close_connection, call.peer())
+        try:
+            with contextlib.suppress(grpc.aio.InternalError):  # closed, or left
+                await self._refuse(call, method, REFUSAL)
+        finally:
+            closing.cancel()
 
     async def _refuse(self, call: Any, method: str, problem: str) -> None:
         code = grpc.StatusCode.UNAUTHENTICATED

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import io
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import Mock
 
 import grpc
@@ -27,6 +28,7 @@ from jpets.engine.engine import Engine
 from serving.grpc import keys
 from serving.grpc.messages import SERVICE, StreamResponse, message
 from serving.hosted.service import Service
+from serving.http.settings import ConnectionLimits
 from serving.protocols import tasks
 from serving.tenants import keyring as rings
 from serving.tenants.keyring import Keyring
@@ -220,3 +222,58 @@ def test_a_download_ends_with_its_key(
             for piece in answer.iter_raw():
                 got += piece
     assert got == content[:2000]
+
+
+class Unread(NamedTuple):
+    """A stream that a server is answering, whose client reads nothing: ``told`` are the statuses that it counted."""
+
+    address: str
+    key: Key
+    stream: Any
+    told: list[str]
+
+
+@pytest.fixture
+def unread(app: FastAPI, made: Any, again: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[Unread]:
+    """On a server with a place for one call; the answer is more than the client's window takes."""
+    monkeypatch.setattr(keys, "LOOK", 0.05)
+    told: list[str] = []
+    monkeypatch.setattr(app.state.context.metrics, "remote_call", lambda method, code, seconds: told.append(code))
+    request, (key, metadata) = message("ModelInferRequest"), made()
+    texts = {**TEXT, "shape": [1000], "contents": {"bytes_contents": [b"hello"] * 1000}}
+    window = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16))
+    with (
+        listening(app, limits=ConnectionLimits(most=1)) as address,
+        grpc.insecure_channel(address, window) as channel,
+    ):
+        path = f"/{SERVICE}/ModelStreamInfer"
+        method = channel.stream_stream(path, request.SerializeToString, StreamResponse.FromString)
+        stream = method(twice(request(model_name="vectors", inputs=[texts]), again), metadata=metadata)
+        wait_until(lambda: told == ["OK"], 60)
+        yield Unread(address, key, stream, told)
+
+
+def has_place(address: str) -> bool:
+    """Whether a server takes another connection and call."""
+    with grpc.insecure_channel(address) as channel, contextlib.suppress(grpc.RpcError):
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        return True
+    return False
+
+
+def test_a_client_that_reads_nothing_does_not_keep_its_call(
+    unread: Unread, end: Callable[[Key], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status waits behind the answers that it leaves unread."""
+    monkeypatch.setattr(keys, "UNREAD", 0.2)
+    assert not has_place(unread.address)
+    end(unread.key)
+    wait_until(lambda: has_place(unread.address), 20)
+    assert unread.stream.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_client_that_reads_late_hears_that_its_key_ended(unread: Unread, end: Callable[[Key], None]) -> None:
+    end(unread.key)
+    wait_until(lambda: unread.told == ["OK", "UNAUTHENTICATED"], 20)
+    assert next(unread.stream).infer_response.outputs
+    check_ended(unread.stream)
