@@ -22,6 +22,7 @@ from serving.protocols import (
     backbones,
     classify,
     domains,
+    embed,
     embeddings,
     fanout,
     huggingface,
@@ -107,7 +108,7 @@ def create_app(
     keyring = keyring or Keyring()
     room = Room(max(LEAST_UPLOADED, UPLOADS * settings.max_task_bytes))
     app.state.context = Context(service, settings, metrics, training, keyring=keyring, room=room)
-    for module in (classify, embeddings, fanout, huggingface, models, pooling, rerank, routed, tei):
+    for module in (classify, embed, embeddings, fanout, huggingface, models, pooling, rerank, routed, tei):
         app.include_router(module.router, responses=NESTED_ERRORS)
     for module in (tasks, backbones, domains, jobs, keys, students):
         app.include_router(module.router, responses=NESTED_ERRORS | CHANGE_ERRORS)

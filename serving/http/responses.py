@@ -28,7 +28,8 @@ class FastJSONResponse(JSONResponse):
 PIECE = 1 << 14
 """Values of a list that are written in one call."""
 LEVELS = 4
-"""Levels of containers that are written part by part: the response, its list, an item of it, that item's values."""
+"""Levels of containers that are written part by part: the response, its list, an item or vector of it, that item's
+values."""
 
 
 def _pieces(content: Any, levels: int) -> Iterator[bytes]:
@@ -37,7 +38,7 @@ def _pieces(content: Any, levels: int) -> Iterator[bytes]:
             yield (b"," if at else b"{") + orjson.dumps(name) + b":"
             yield from _pieces(value, levels - 1)
         yield b"}" if content else b"{}"
-    elif levels and isinstance(content, list) and content and isinstance(content[0], dict):
+    elif levels and isinstance(content, list) and content and isinstance(content[0], dict | np.ndarray):
         for at, value in enumerate(content):
             yield b"," if at else b"["
             yield from _pieces(value, levels - 1)

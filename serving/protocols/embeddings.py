@@ -75,9 +75,7 @@ async def embeddings(
 
     `base64` holds little-endian 32-bit floats.
     """
-    task = await here.find(body.model)
-    if task is not None and task.head.type != "embedding":
-        raise InvalidInput(f"{body.model!r} has a {task.head.type} head; ask POST /v1/classify")
+    task = await embedding_task(here, body.model)
     check_dimensions(here, body.model, task, body.dimensions)
     name = task.id if task is not None else None
     reading = queries_of(here, body.input, name, truncate=body.truncate, prompt=body.prompt_name)
@@ -108,11 +106,22 @@ async def queries_of(
     return await here.aside.do(numbers, partial(_queries, inputs, task, truncate, prompt))
 
 
-def check_dimensions(here: Context, model: str, task: Task | None, asked: int | None) -> None:
-    """Raises ``InvalidInput`` for more numbers of a vector than there are."""
+async def embedding_task(here: Context, model: str) -> Task | None:
+    """The task that embeds texts, None for the plain backbone. Raises ``NotFound``, ``InvalidInput`` for one that does
+    something else."""
+    task = await here.find(model)
+    if task is not None and task.head.type != "embedding":
+        raise InvalidInput(f"{model!r} has a {task.head.type} head; ask POST /v1/classify")
+    return task
+
+
+def check_dimensions(
+    here: Context, model: str, task: Task | None, asked: int | None, option: str = "dimensions"
+) -> None:
+    """Raises ``InvalidInput`` for more numbers of a vector than there are; ``option`` asks for them."""
     size = task.vector_size if task is not None else here.services.first.backbone.config.hidden_size
     if asked is not None and asked > size:
-        raise InvalidInput(f"dimensions: {model!r} gives {size}, found {asked}; ask for as many or fewer")
+        raise InvalidInput(f"{option}: {model!r} gives {size}, found {asked}; ask for as many or fewer")
 
 
 async def _check_first(here: Context, found: Sequence[int], task: str | None) -> None:

@@ -14,8 +14,9 @@ from jpets.errors import InvalidInput
 from jpets.types import Query, Result
 from serving.http.fields import Int64, Many, ModelName, Text
 from serving.protocols.classify import usage
-from serving.protocols.relevance import best_first, first_tokens, relevances, scoring_task
+from serving.protocols.relevance import best_first, relevances, scoring_task
 from serving.protocols.schemas import Usage
+from serving.protocols.token_limits import cut_all
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here
 from serving.requests.deadlines import before_deadline
@@ -105,7 +106,7 @@ async def rerank(
     most = body.max_tokens_per_doc
     read = texts
     if most is not None:
-        read = await before_deadline(request, here, first_tokens(here, task, texts, most))
+        read = await before_deadline(request, here, cut_all(here, task.id, texts, "max_tokens_per_doc", most))
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         scores = relevances(results, raw=task.head.relevance == "raw")

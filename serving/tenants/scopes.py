@@ -37,10 +37,12 @@ ROUTES: Mapping[Scope | None, str] = {
         POST /tei/{task}/predict
         POST /tei/{task}/rerank
         POST /v1/classify
+        POST /v1/embed
         POST /v1/embeddings
         POST /v1/fanout
         POST /v1/rerank
         POST /v1/score
+        POST /v2/embed
         POST /v2/rerank
         POST /v2/models/{model}/infer
         POST /v2/models/{model}/versions/{version}/infer

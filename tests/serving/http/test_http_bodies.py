@@ -286,6 +286,8 @@ def test_a_body_over_the_limit_needs_no_reading(service: Service) -> None:
         },
         {"outputs": [{"shape": [70_000], "data": np.linspace(0, 1, 70_000, dtype=np.float32)}]},
         {"outputs": [{"data": ["a", '"'] * 40_000}]},
+        {"embeddings": {"float": [np.arange(3, dtype=np.float32)] * 2, "base64": ["AAAA"]}, "texts": ["a", "b"]},
+        [np.arange(20_000, dtype=np.float32), np.zeros(0, np.float32)],
     ],
 )
 def test_pieces_are_what_is_written_at_once(content: Any) -> None:

@@ -198,6 +198,7 @@ def test_a_time_limit_of_the_work_is_none_of_the_request(service: Service, setti
     ("path", "body"),
     [
         ("/v2/rerank", {"model": "price", "query": "a", "documents": ["b" * 2000] * 40, "max_tokens_per_doc": 4}),
+        ("/v2/embed", {"model": "vectors", "texts": ["b" * 2000] * 40, "max_tokens": 4}),
         ("/v1/embeddings", {"model": "vectors", "input": [[2] * 60] * 30}),
         ("/pooling", {"model": "vectors", "input": [[2] * 60] * 30}),
         ("/v1/classify", {"model": "topic", "input": ["b " * 2000], "windows": True}),

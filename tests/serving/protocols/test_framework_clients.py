@@ -18,6 +18,7 @@ import pytest
 from clients import client_of
 from fixtures.framework_clients import (
     CLIENTS,
+    COHERES,
     EMBEDDERS,
     EMBEDS,
     FIXTURES,
@@ -33,9 +34,10 @@ from listening import listening
 
 from checkpoints.access import Access
 from checkpoints.catalog import Catalog
+from checkpoints.task_file import task_to_bytes
 from jpets.engine.engine import Engine
 from jpets.engine.results.numbers import sigmoid
-from jpets.types import Embedding, Query, Regression
+from jpets.types import Embedding, Query, Regression, Task
 from serving.app import create_app
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
@@ -66,6 +68,15 @@ def keyring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Keyring,
     _, key = Access(catalog).create("acme", ("infer",))
     yield Keyring(Access(catalog)), key
     catalog.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def named_as_a_model_of_cohere(service: Service, make_task: Callable[..., Task]) -> Iterator[None]:
+    call, path = client_of(service, ServingSettings()), f"/v1/tasks/{COHERES}"
+    task = make_task(COHERES, type="embedding", seed=5, pooling="mean", normalize=True)
+    assert call("PUT", path, content=task_to_bytes(task)).status_code == 201
+    yield
+    call("DELETE", path)
 
 
 @pytest.fixture
@@ -112,6 +123,8 @@ def read(path: str, answer: Any) -> list[Any]:
     """Vectors in the order in which they stand, or places with scores: as the clients read an answer."""
     if path == "/v1/embeddings":
         return [np.frombuffer(base64.b64decode(own["embedding"]), "<f4") for own in answer["data"]]
+    if path in ("/v1/embed", "/v2/embed"):
+        return [*np.array(answer["embeddings"]["float"], "float32")]
     if path == "/v2/rerank":
         return [(own["index"], own["relevance_score"]) for own in answer["results"]]
     if path.endswith("/rerank"):

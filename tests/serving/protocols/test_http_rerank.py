@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from clients import Call, client_of
 from support import tiny
+from tokenizers import Tokenizer
 
+from checkpoints.task_file import task_to_bytes
 from jpets.engine.engine import Engine
 from jpets.engine.results.numbers import sigmoid
 from jpets.tokenizing import TextEncoder
-from jpets.types import Classification, Embedding, Query, Regression, Tokens
+from jpets.types import Classification, Embedding, Preprocessing, Query, Regression, Task, Tokens
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
-from serving.protocols.relevance import cut
+from serving.protocols.token_limits import cut
 
 QUERY, TEXTS = "a board game", ["chess engine", "soup", "the library of go"]
 
@@ -64,6 +68,29 @@ def test_documents_are_read_up_to_so_many_tokens(call: Call, engine: Engine) -> 
     for wrong in (0, "7"):
         refused = call("POST", "/v2/rerank", json=asked | {"max_tokens_per_doc": wrong})
         assert refused.status_code == 422 and "max_tokens_per_doc" in refused.text
+
+
+def test_documents_alone_are_cut_where_a_task_wants_that(
+    call: Call, engine: Engine, make_task: Callable[..., Task]
+) -> None:
+    """Its query stays whole, and is refused where it leaves them no room."""
+    rule = Preprocessing(truncation=True, truncation_strategy="only_second")
+    task = make_task("ranker", outputs=1, seed=3, problem="regression")
+    call("PUT", "/v1/tasks/ranker", content=task_to_bytes(dataclasses.replace(task, preprocessing=rule)))
+    question, document = "a board game of the library " * 6, "chess engine " * 60
+    own = Tokenizer.from_str(tiny().tokenizer_json)
+    own.enable_truncation(engine.longest, strategy="only_second")
+    pair = own.encode(question, document)
+    assert pair.sequence_ids.count(0) > engine.longest // 2  # of which longest-first would leave no more
+    (result,) = engine.infer([Query("price", input_ids=pair.ids, token_type_ids=pair.type_ids)])
+    assert isinstance(result, Regression)
+    asked = {"model": "ranker", "query": question, "documents": [document]}
+    (found,) = call("POST", "/v2/rerank", json=asked).json()["results"]
+    assert found["relevance_score"] == pytest.approx(float(sigmoid(result.logits)[0]), rel=1e-3)
+    refused = call("POST", "/v1/rerank", json=asked | {"query": question * 4})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "input_too_long")
+    assert "only_second" in refused.json()["error"]["message"]
+    call("DELETE", "/v1/tasks/ranker")
 
 
 @pytest.mark.parametrize("side", ["Left", "Right"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cohere
 import numpy as np
@@ -88,3 +90,33 @@ def test_rerank_by_coheres_client(place: tuple[str, str]) -> None:
     assert len(own.results) == 2 and len(earlier.results) == 3
     scores = [each.relevance_score for each in earlier.results]
     assert scores == sorted(scores, reverse=True) and earlier.results[0].index == own.results[0].index
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")  # the client's own
+@pytest.mark.parametrize("kind", ["float", "base64"])
+def test_embeddings_by_coheres_clients(place: tuple[str, str], engine: Engine, kind: str) -> None:
+    url, key = place
+    asked: dict[str, Any] = {"model": "vectors", "texts": TEXTS, "input_type": "search_query"}
+    with cohere.ClientV2(api_key=key, base_url=url) as client:
+        own: Any = client.embed(**asked, embedding_types=[kind], output_dimension=64, truncate="END")
+    with cohere.Client(api_key=key, base_url=url) as client:
+        plain: Any = client.embed(**asked)
+        typed: Any = client.embed(**asked, embedding_types=[kind])
+    results = engine.infer([Query("vectors", text) for text in TEXTS])
+    expected = [each.embedding for each in results if isinstance(each, Embedding)]
+    np.testing.assert_allclose(plain.embeddings, expected, atol=1e-6)
+    for found in (own.embeddings, typed.embeddings):
+        vectors = found.float_
+        if kind == "base64":
+            vectors = [np.frombuffer(base64.b64decode(each), "<f4") for each in found.base64]
+        np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    assert own.meta.billed_units.input_tokens == sum(each.tokens for each in results)
+
+
+def test_what_cannot_be_embedded_is_coheres_own_error(place: tuple[str, str]) -> None:
+    url, key = place
+    with (
+        cohere.ClientV2(api_key=key, base_url=url) as client,
+        pytest.raises(cohere.UnprocessableEntityError, match="images"),
+    ):
+        client.embed(model="vectors", images=["data:image/png;base64,"], input_type="image")
