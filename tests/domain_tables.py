@@ -44,13 +44,14 @@ def make_folder(place: pathlib.Path) -> pathlib.Path:
     return place
 
 
-def open_places(name: str) -> int | None:
-    """How often a table of this name is mapped and open in this process; None where the system does not tell."""
+def open_places(path: pathlib.Path) -> int | None:
+    """How often a table's file is mapped and open in this process; None where the system does not tell. Tables of other
+    tests may have its name."""
     maps, files = pathlib.Path("/proc/self/maps"), pathlib.Path("/proc/self/fd")
     if not maps.exists():
         return None
-    found = maps.read_text().count(name)
-    for path in files.iterdir():
+    found = maps.read_text().count(str(path))
+    for descriptor in files.iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
-            found += name in os.readlink(path)
+            found += str(path) in os.readlink(descriptor)
     return found

@@ -122,7 +122,7 @@ def test_a_text_that_waits_while_its_table_is_replaced_is_answered_by_that_table
         found = [future.result(60) for future in waiting]
         logits = [each.logits for each in found if isinstance(each, Classification)]
         np.testing.assert_allclose(logits, computed(engine.backbone, NAME, task, texts, IN_DOMAIN, SEED), atol=2e-4)
-        wait_until(lambda: tables._arena.free > both and not open_places(old.stem))
+        wait_until(lambda: tables._arena.free > both and not open_places(old))
         assert both < usual
         newer = asked(engine, *(Query("games", text) for text in texts))
         np.testing.assert_allclose(newer, computed(engine.backbone, NAME, task, texts, texts, SEED), atol=2e-4)

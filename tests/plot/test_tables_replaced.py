@@ -25,12 +25,10 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     return make_folder(tmp_path)
 
 
-def replace(own: DomainTables, seed: int) -> str:
-    """The domain's table by one of other vectors; the name of the one before."""
-    before = own.tree.domains["games"].table
+def replace(own: DomainTables, seed: int) -> None:
+    """The domain's table by one of other vectors."""
     made = Branch(written(own.folder, GAMES, np.concatenate([grams(), alone()]), seed), GAMES)
     own.add("games", dataclasses.asdict(made))
-    return before
 
 
 def test_a_replaced_table_is_kept_for_those_who_use_it_and_no_longer(folder: pathlib.Path) -> None:
@@ -39,11 +37,12 @@ def test_a_replaced_table_is_kept_for_those_who_use_it_and_no_longer(folder: pat
     usual, opened = own._arena.free, own.opened("games")
     rows = opened.rows(IDS)
     kept = own.values[rows].copy()
-    old = replace(own, 4)
+    old = table_path(folder, own.tree.domains["games"])
+    replace(own, 4)
     newer = own.opened("games")
     assert newer.name != opened.name and (own.values[newer.rows(IDS)] != kept).any()
     assert own._arena.free < usual
-    (folder / "tables" / f"{old}.plot").unlink()
+    old.unlink()
     np.testing.assert_array_equal(own.values[rows], kept)
     np.testing.assert_array_equal(own.values[opened.rows(IDS)], kept)  # looks up what it had not before, too
     assert open_places(old) in (None, 4)
@@ -64,7 +63,7 @@ def test_a_removed_domain_is_kept_for_those_who_use_it_and_no_longer(folder: pat
     with pytest.raises(NotFound):
         own.opened("games")
     del opened
-    assert own._arena.free > free and not open_places(path.stem)
+    assert own._arena.free > free and not open_places(path)
     np.testing.assert_array_equal(own.values[root], of_root)
 
 
