@@ -52,7 +52,7 @@ class Programs:
         if program is None:
             program = self._compile(self._replica.family, key)
             seconds = measure(self._replica, program, repeats)
-        program.seconds = program.expected = seconds if known is None else known
+        program.seconds = program.expected = program.best = seconds if known is None else known
         self._costs.set(key, program.seconds)
         self._replica.add_program(program)
 

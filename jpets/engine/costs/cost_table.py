@@ -20,16 +20,14 @@ from jpets.engine.batch.assembly import Assembled
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Row
-from jpets.engine.costs.pace import SETTLED, Pace
+from jpets.engine.costs.pace import HABIT, SETTLED, Pace
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.network import Network
 from jpets.engine.programs.program import Family, Program, ProgramKey
 from jpets.engine.programs.shared_file import SharedFile
 
-HABIT = 0.1
-"""Weight of the latest batch in the cost of its program."""
 FORGETTING = 0.01
-"""The same where it takes more than at best: most slowness passes."""
+"""Weight of the latest batch in what its program takes at best, where it took more: most slowness passes."""
 SURPRISE = 2.0
 """Factor by which a batch may differ from the expected time; beyond it, something else took the time."""
 FIRST_RATE = 1e-11
@@ -113,10 +111,11 @@ class CostTable:
         known = program.seconds
         program.seconds += HABIT * (min(max(seconds, known / SURPRISE), known * SURPRISE) - known)
         program.followed += 1
-        if program.followed >= 2 * SETTLED:
-            usual = program.seconds / self.pace.now
-            weight = FORGETTING if usual > program.best else HABIT
-            program.best = usual if program.best == math.inf else program.best + weight * (usual - program.best)
+        usual = program.seconds / self.pace.drift
+        if program.best < math.inf:
+            program.best += (FORGETTING if usual > program.best else HABIT) * (usual - program.best)
+        elif program.followed >= 2 * SETTLED:
+            program.best = usual
 
     def estimate(self, key: ProgramKey) -> float:
         """Measured seconds, or what the program's arithmetic says."""
@@ -146,10 +145,10 @@ class CostTable:
         self._file.update(lambda stored: {**(stored or {}), **own})
 
     def follow_up(self, programs: Iterable[Program]) -> None:
-        """Adds the times that batches of ``programs`` were found to take, as on a machine as fast as expected, and what
-        was timed here where the file has no time yet: another process may have found better ones since."""
-        pace = self.pace.now  # the next start may find a machine with less to do
-        measured = {p.key: p.seconds / pace for p in programs if p.followed}  # a mere estimate is no measurement
+        """Adds the times that batches of ``programs`` were found to take, as the machine was at first, and what was
+        timed here where the file has no time yet: another process may have found better ones since."""
+        drift = self.pace.drift  # the next start may find a machine with less to do
+        measured = {p.key: p.seconds / drift for p in programs if p.followed}  # a mere estimate is no measurement
         found = self._by_name(measured)
         own = self._by_name(self._timed)
         self._file.update(lambda stored: {**own, **(stored or {}), **found})

@@ -4,7 +4,6 @@ too."""
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 
@@ -24,10 +23,6 @@ Takers = Mapping[Bucket, Sequence[Program]]
 KEPT_SECONDS = 1.0
 """Seconds for which shapes keep their costs: programs follow their batches slowly."""
 MOST_KEPT = 256
-UNUSED_SECONDS = 10.0
-"""Seconds without a batch after which a program's time begins to fade."""
-FADING = 0.05
-"""Part of a program's time above what it takes at best that fades in a second, more where few batches told it."""
 
 
 class ReadyPrograms:
@@ -50,8 +45,8 @@ class ReadyPrograms:
         """The programs that take any mixture of all classes."""
         self._rate = 0.0
         self._shapes: dict[frozenset[Sort], ReadyShapes] = {}
-        self._looked, self._paced = 0.0, pace.now
-        """When costs were last looked at, and the machine's pace then."""
+        self._look_at = 0.0
+        """When costs are looked at again."""
 
     @property
     def rate(self) -> float:
@@ -77,24 +72,10 @@ class ReadyPrograms:
         self._read()
         if len(self._shapes) >= MOST_KEPT:
             self._shapes.clear()
-        if sorts not in self._shapes:
+        if (found := self._shapes.get(sorts)) is None:
             programs = [(p.key.bucket, p.key.variant, p.seconds) for p in self._programs]
-            self._shapes[sorts] = shapes_for(sorts, programs)
-        return self._shapes[sorts]
-
-    def _look(self, now: float) -> None:
-        """Programs that are not used follow the machine's pace, and their times fade to what they take at best: batches
-        that ran while something else took the cores may have made one look slower than another, and what is not used
-        would never be found to be faster."""
-        pace, before, elapsed = self._pace.now, self._paced, now - self._looked
-        for program in self._programs:
-            if program.last_used < self._looked:
-                program.seconds *= pace / before
-            best = (program.expected if program.best == math.inf else program.best) * pace
-            if 0 < best < program.seconds and program.last_used < now - UNUSED_SECONDS:
-                kept = 1 - max(FADING, 1 / (1 + program.followed))
-                program.seconds = best + kept**elapsed * (program.seconds - best)
-        self._looked, self._paced = now, pace
+            found = self._shapes[sorts] = shapes_for(sorts, programs)
+        return found
 
     def shapes_of(self, sorts: frozenset[Sort]) -> Sequence[Shape]:
         """The shapes that one batch of tasks of all these sorts may have."""
@@ -103,18 +84,21 @@ class ReadyPrograms:
         return [*found.any, *(shape for own in found.own.values() for shape in own)] if alike else found.any
 
     def together(self, waiting: Sequence[Pending]) -> tuple[Sequence[Pending], bool]:
-        """The queries that may share a batch with the most urgent one, and whether their classes are rare."""
+        """The queries that may share a batch with the most urgent one, and whether their classes are rare. Only the
+        owner calls this, for every batch; now and then it looks at the costs of programs."""
         self._read()
+        if (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + KEPT_SECONDS
+            self._pace.look()
+            self._shapes.clear()
+            self._measure()
         if self._usual.issuperset(self._opened):
             return waiting, False
         rare = [not self._usual.issuperset(pending.row.slots) for pending in waiting]
         return [p for p, own in zip(waiting, rare, strict=True) if own == rare[0]], rare[0]
 
     def _read(self) -> None:
-        """Derives the lists anew if the replica's tables have changed, and costs after a while."""
-        if (now := time.monotonic()) >= self._looked + KEPT_SECONDS:
-            self._look(now)
-            self._shapes.clear()
+        """Derives the lists anew if the replica's tables have changed."""
         there = self._replica
         unchanged = self._generations is there.generations and self._opened is there.opened
         if unchanged and self._programs is there.for_mixtures:
@@ -125,6 +109,9 @@ class ReadyPrograms:
         self._takers = {heavy: self._covering(self._usual, heavy=heavy) for heavy in (False, True)}
         self._all_takers = self._covering(self._opened, heavy=True)
         self._shapes.clear()
+        self._measure()
+
+    def _measure(self) -> None:
         rates = (b.tokens / p.seconds for b, own in self._takers[False].items() for p in own if p.seconds)
         self._rate = max(rates, default=0.0)
 

@@ -155,7 +155,9 @@ class Program:
     followed: int = 0
     """Batches that have changed ``seconds``."""
     best: float = math.inf
-    """About the least that ``seconds`` was since it was settled, divided by the machine's pace at that time."""
+    """What it takes while nothing else takes the cores, as far as settled, as the machine was at first."""
+    seen: tuple[int, float] | None = None
+    """``followed`` and ``seconds`` at the latest look at all programs; None where its code is another one since."""
     computed: float = 0.0
     """Seconds that batches took in it, of all that it ran."""
     stored_bytes: int = 0
@@ -185,6 +187,8 @@ class Program:
         """Takes the code of another program of its key, from the next batch on."""
         self.stored_bytes, self.mappings = other.stored_bytes, other.mappings
         former, self.compiled = self.compiled, other.compiled
+        self.seen = None
+        self.seconds *= 1 - WHOLE_GAIN
         self.expected *= 1 - WHOLE_GAIN
         self.best *= 1 - WHOLE_GAIN
         self.__dict__.pop("memory", None)

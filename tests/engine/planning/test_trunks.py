@@ -201,7 +201,7 @@ def test_programs_come_with_the_traffic_and_with_the_next_start(tmp_path: pathli
     with Engine(BACKBONE, TASKS[:2], settings, cache_dir=tmp_path).start() as engine:
         wait_until(lambda: not engine.compiler.waiting)
         for program in engine.replica.programs:
-            program.seconds = 1.0  # as on a machine where it pays
+            program.seconds = program.best = 1.0  # as on a machine where it pays
         engine.compiler.compile_seconds = 1e-3
 
         def has_come() -> bool:
