@@ -8,6 +8,7 @@ its file, which processes share.
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import mmap
 import os
@@ -22,6 +23,8 @@ from jaxtyping import Shaped
 from jpets.config import stored_dtype
 from jpets.errors import OutOfSpace
 from jpets.plot.table import Table, TableInfo
+
+log = logging.getLogger(__name__)
 
 RANGE_BYTES = 1 << 38
 """Addresses of a range: of 128 TiB that a process has."""
@@ -108,9 +111,13 @@ class Arena:
         while self._left and self._lock.acquire(blocking=False):
             try:
                 while self._left:
-                    first, rows = self._left.popleft()
+                    first, rows = self._left[0]
                     self._map(first, rows * self._row_bytes, EMPTY)
+                    self._left.popleft()
                     self._free = _joined([*self._free, (first, rows)])
+            except OutOfSpace as full:  # of mappings; the next table that comes or goes tries again
+                log.warning("the place of a table stays taken: %s", full.message)
+                return
             finally:
                 self._lock.release()
 

@@ -32,13 +32,17 @@ def text_encoder(backbone: LoadedBackbone, lead: Lead) -> TextEncoder:
     return TextEncoder.for_length(backbone, room)
 
 
-def encoded(text: TextEncoder, query: Query, rule: Preprocessing, *, passage: bool = False) -> Tokens:
+def encoded(
+    text: TextEncoder, query: Query, rule: Preprocessing, *, passage: bool = False, spelled: bool = False
+) -> Tokens:
     """A text's tokens, as many as a server computes of it; of a text that a server refuses, as it is too long, those
-    that are left where it is cut."""
+    that are left where it is cut, whichever text of a pair that takes."""
     try:
-        return text.encode(query, rule, passage=passage)
+        return text.encode(query, rule, passage=passage, spelled=spelled)
     except InputTooLong:
-        return text.encode(dataclasses.replace(query, truncate=True), rule, passage=passage)
+        query = dataclasses.replace(query, truncate=True)
+        rule = dataclasses.replace(rule, truncation_strategy="longest_first")
+        return text.encode(query, rule, passage=passage, spelled=spelled)
 
 
 def padded_length(longest: int) -> int:

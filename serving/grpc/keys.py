@@ -37,6 +37,8 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the p
 
     def __init__(self, here: Context) -> None:
         self._here = here
+        self.port = 0
+        """The server's, once it listens."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
         method = details.method
@@ -84,7 +86,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the p
     async def _ended(self, call: Any, method: str) -> None:
         """Tells a stream that its key has ended, behind what its client has not read yet; if that does not read on, its
         connection is closed."""
-        closing = asyncio.get_running_loop().call_later(UNREAD, close_connection, call.peer())
+        closing = asyncio.get_running_loop().call_later(UNREAD, close_connection, call.peer(), self.port)
         try:
             with contextlib.suppress(grpc.aio.InternalError):  # closed, or left
                 await self._refuse(call, method, REFUSAL)

@@ -17,12 +17,14 @@ DESCRIPTORS = "/dev/fd"
 Address = tuple[str, int]
 
 
-def close_connection(peer: str) -> None:
-    """Closes the connection that a call came on, with all other calls there; ``peer`` is what gRPC says of it."""
+def close_connection(peer: str, port: int) -> None:
+    """Closes the connection that a call came on, with all other calls there; ``peer`` is what gRPC says of it, ``port``
+    the server's own: the same client may have come from there to another one."""
     wanted = _address_of(peer)
     for connection in _connections():
         with connection, contextlib.suppress(OSError):  # it is no longer connected, or never was
-            if _plain(*connection.getpeername()[:2]) == wanted:
+            own = connection.getsockname()[1]
+            if own == port and _plain(*connection.getpeername()[:2]) == wanted:
                 connection.shutdown(socket.SHUT_RDWR)
                 log.warning("closed a connection: its key has ended, and its client reads nothing")
 

@@ -36,10 +36,11 @@ class GrpcServer:
             ("grpc.max_concurrent_streams", CALLS_EACH),
         )
         self._credentials = None if tls is None else grpc.ssl_server_credentials([tls])
+        self._keys = KeyInterceptor(here)
         self._server = grpc.aio.server(
             options=(*ALONE, *bounds),
             maximum_concurrent_rpcs=limits.most,
-            interceptors=[KeyInterceptor(here), Arrivals(max(1, limits.most // 4))],
+            interceptors=[self._keys, Arrivals(max(1, limits.most // 4))],
         )
         self._server.add_generic_rpc_handlers((InferenceService(here, max(1, limits.most // 2)).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(Health(here, max(1, limits.most // 8)), self._server)
@@ -55,6 +56,7 @@ class GrpcServer:
                 port = self._server.add_secure_port(address, self._credentials)
         except RuntimeError as error:  # the only one: the address cannot be bound
             raise OSError(f"cannot listen on {address}") from error
+        self._keys.port = port
         await self._server.start()
         return port
 

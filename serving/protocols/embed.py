@@ -109,13 +109,11 @@ async def _embedded(
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         vectors = [shortened(own.embedding, body.output_dimension) for own in all_of(results, Embedding)]
         meta = {"api_version": {"version": version}, "billed_units": {"input_tokens": usage(results)["total_tokens"]}}
-        embeddings: Any = [encoded(each, "float") for each in vectors]
-        if types is not None:
-            embeddings = {kind: [encoded(each, kind) for each in vectors] for kind in types}
+        by_type = {kind: [encoded(each, kind) for each in vectors] for kind in types or ["float"]}
         return {
             "response_type": "embeddings_floats" if types is None else "embeddings_by_type",
             "id": f"embed-{uuid.uuid4().hex}",
-            "embeddings": embeddings,
+            "embeddings": by_type["float"] if types is None else by_type,
             "texts": body.texts,
             "meta": meta,
         }

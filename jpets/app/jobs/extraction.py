@@ -24,6 +24,7 @@ from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.data import Example
 from jpets.training.predict import Predictor, agreement, agreement_by_label, of_texts, varies
+from jpets.training.tokens import encoded
 from jpets.types import Delta, Preprocessing, Query
 
 AUTO: Sequence[Extraction] = (
@@ -167,4 +168,4 @@ def _candidate(model: FullModel, backbone: Backbone, how: Extraction, judge: _Ju
 
 
 def _tokens(text: TextEncoder, example: Example, rule: Preprocessing, *, labels: bool) -> Tokens:
-    return text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule, spelled=labels)
+    return encoded(text, Query(None, example.plain, example.text_pair, truncate=True), rule, spelled=labels)

@@ -85,12 +85,14 @@ class GroupFiles:
 
     def _read(self, group: Group, at: int, reading: Future[Sequence[Found]]) -> None:
         """Reads the file, and leaves what it finds for the other students that are waited for and not in memory."""
-        found = _read_all(group)
-        absent = self._absent(group)
-        with self._changes:
-            group.reading = None
-            self._leave(group, {other: found[other] for other in absent if other != at})
-        reading.set_result(found)
+        found, absent = _read_all(group), list[int]()
+        try:
+            absent = self._absent(group)
+        finally:  # others wait for it, whatever happens
+            with self._changes:
+                group.reading = None
+                self._leave(group, {other: found[other] for other in absent if other != at})
+            reading.set_result(found)
 
     def _absent(self, group: Group) -> list[int]:
         """The students that are waited for and not in memory."""

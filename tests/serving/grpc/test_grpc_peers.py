@@ -37,9 +37,13 @@ def connections(request: pytest.FixtureRequest) -> Iterator[list[tuple[socket.so
 
 @pytest.mark.parametrize("connections", FAMILIES, indirect=True)
 def test_no_other_connection_is_closed(connections: list[tuple[socket.socket, socket.socket]]) -> None:
-    (_, client), (server, other) = connections
+    (first, client), (server, other) = connections
     host, port = client.getsockname()[:2]
-    close_connection(f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}")
+    peer, own = f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}", first.getsockname()[1]
+    close_connection(peer, own + 1)
+    first.sendall(b"b")
+    assert client.recv(1) == b"b"
+    close_connection(peer, own)
     assert client.recv(1) == b""
     server.sendall(b"a")
     assert other.recv(1) == b"a"
