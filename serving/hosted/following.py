@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from jpets.engine.interface import Serves
 from jpets.errors import JpetsError
@@ -28,6 +29,8 @@ class Following:
         self._changed: dict[TaskName, None] = {}
         """Tasks that have to be looked at."""
         self._refreshing = threading.Lock()
+        self.wake: Callable[[], None] = lambda: None
+        """Is called where ``refresh`` has a task to look at again, of which nobody tells."""
         tasks.follow = self.follow
         preparations.again = self._again
 
@@ -98,6 +101,7 @@ class Following:
     def _again(self, name: TaskName) -> None:
         with self._refreshing:
             self._changed[name] = None
+        self.wake()
 
     def _with_layout(self, known: Known) -> Known:
         """The task with its layout, which is read where that was not done yet. Without a layout where it cannot be

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jpets.engine.group.readers import Readers
 from jpets.engine.results.stats import BatchObserver
@@ -16,8 +16,11 @@ from serving.hosted.service import Service
 class Roster:
     """``first`` is there from the start to the end; other services come and go. Thread-safe."""
 
-    def __init__(self, first: Service) -> None:
+    def __init__(self, first: Service, wake: Callable[[], None]) -> None:
+        """``wake`` is what each service is to call where it has changes by others to look at again."""
         self.first = first
+        first.following.wake = wake
+        self._wake = wake
         self.all: Sequence[Service] = (first,)
         """Those that take queries; a new sequence whenever one comes or goes."""
         self.closing = False
@@ -46,7 +49,8 @@ class Roster:
             service.observe(observer)
 
     def watch(self, service: Service) -> None:
-        """Observers get the batches of a service that is about to come."""
+        """Observers get the batches of a service that is about to come, and it wakes what follows changes."""
+        service.following.wake = self._wake
         for observer in self._observers:
             service.observe(observer)
 

@@ -50,12 +50,13 @@ class Services:
         self.first = first
         """Queries without a model are for its backbone."""
         self.repository = first.repository
-        self._roster = Roster(first)
+        watch = self.repository.watch()
+        self._roster = Roster(first, watch.wake)
         self.owned = OwnedTasks(first.repository)
         self.backbones = Backbones(self._roster, self.owned, available, open_backbone, share_memory, grace)
         self._backbone_of = backbone_of
         self._locks = NamedLocks[TaskName]()
-        self._follower = Repeated(self.refresh, FOLLOWING, watch=self.repository.watch())
+        self._follower = Repeated(self.refresh, FOLLOWING, watch=watch)
         self._collector = Repeated(self.repository.collect, "freeing space in the repository", COLLECT_SECONDS)
 
     @property

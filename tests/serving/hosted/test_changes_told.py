@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from support import wait_until
 import jpets.repeated
 import serving.hosted.services
 from checkpoints.backbone import Backbone
+from checkpoints.index import IndexedTask
 from checkpoints.repository import Repository
+from checkpoints.versions import StoredTask
 from jpets.repeated import Repeated
 from jpets.types import TaskName
 from jpets.watch import Watch
@@ -80,3 +83,26 @@ def test_a_task_that_is_being_changed_here_is_looked_at_again(
         beside.put(NAME.id, upload(NAME.id))
         wait_until(lambda: server.service.following.unfinished)
     wait_until(follows(server, 1))
+
+
+@pytest.mark.parametrize("period", [NEVER])
+def test_a_version_that_is_not_read_in_time_is_looked_at_again(
+    server: Server, beside: Repository, upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its classes had to come first, and nobody tells of a change when they are there."""
+    beside.put(NAME.id, upload(NAME.id, seed=1))
+    wait_until(follows(server, 1))
+    server.ask(NAME.id)
+    classes, repository = Future[None](), server.service.tasks.repository
+    read = repository.read
+
+    def slow(stored: StoredTask | IndexedTask) -> bytes:
+        wait_until(lambda: server.service.following.unfinished)
+        return read(stored)
+
+    monkeypatch.setattr(server.engine, "prepare", lambda keys: classes)
+    monkeypatch.setattr(repository, "read", slow)
+    beside.put(NAME.id, upload(NAME.id, seed=2))
+    wait_until(lambda: server.service.preparations.get(NAME) is not None and not server.service.following.unfinished)
+    classes.set_result(None)
+    wait_until(follows(server, 2))
