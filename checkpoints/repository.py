@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from checkpoints.access import Access
 from checkpoints.blobs import Blobs, LocalBlobs, digest_of
 from checkpoints.catalog import BACKBONES, CHANGES, LAYOUTS, TASKS, VERSIONS, Catalog
-from checkpoints.copying import copy
+from checkpoints.copying import Copied, copy
 from checkpoints.dialects import insert
 from checkpoints.ids import LATEST, check_alias, check_id
 from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, index_tasks, keep_layouts, last_change
@@ -349,9 +349,9 @@ class Repository:
         with contextlib.suppress(JpetsError, OSError, sa.exc.SQLAlchemyError):  # the task is deleted all the same
             self._remove(tuple(digests))
 
-    def copy_to(self, target: Repository) -> int:
-        """Makes the tasks of another repository those of this one, while both are in use; returns how many versions
-        there are. Raises what ``copying.copy`` does."""
+    def copy_to(self, target: Repository) -> Copied:
+        """Makes the tasks of another repository those of this one, while both are in use. Raises what ``copying.copy``
+        does."""
         return copy((self._catalog, self._blobs), (target._catalog, target._blobs))
 
     def collect(self, stale_seconds: float = STALE_SECONDS) -> int:

@@ -33,13 +33,13 @@ def test_a_database_is_backed_up_into_a_folder_and_restored(
     here.put("two", files[1], tenant="acme")
     key, _ = here.access.create("acme")
     with contextlib.closing(Repository(tmp_path / "backup")) as kept:
-        assert there.copy_to(kept) == 2
+        assert there.copy_to(kept).versions == 2
         assert kept.read(kept.get("two", "acme")) == files[1] and kept.access.known().keys == [key]
         here.put("one", files[2])
         here.delete("two", "acme")
         here.collect()
         seen, _ = there.changes(0)
-        assert kept.copy_to(here) == 2
+        assert kept.copy_to(here).versions == 2
     assert there.get("one").version == 1 and there.read(there.get("two", "acme")) == files[1]
     assert set(there.changes(seen)[1]) == {TaskName.of("one"), TaskName("acme", "two")}
     assert there.put("one", files[3]).version == 3

@@ -105,6 +105,8 @@ def test_backup_and_restore(run: Run, task_file: Path, tmp_path: Path) -> None:
     run("task", "remove", "topic", "--repository", used)
     run("task", "add", task_file, "--id", "since", "--repository", used)
     assert "2 versions" in run("repository", "restore", kept, "--repository", used).stdout
+    again = run("repository", "restore", kept, "--repository", used).stdout
+    assert "2 versions" in again and "rows that changed: 0" in again
     assert [each["id"] for each in json.loads(run("task", "list", "--json", "--repository", used).stdout)] == ["topic"]
     assert run("repository", "restore", tmp_path, "--repository", used).exit_code == 1
     assert run("repository", "backup", used, "--repository", used).exit_code == 1

@@ -29,9 +29,9 @@ def backup(
 
     _check_apart(repository, target)
     with open_repository(repository) as source, open_folder(target, create=True) as kept, busy("back up"):
-        count = source.copy_to(kept)
+        copied = source.copy_to(kept)
         kept.collect()
-    typer.echo(f"{count} versions of tasks are in {target}")
+    typer.echo(f"{copied.versions} versions of tasks are in {target}; rows that changed: {copied.changed}")
 
 
 @app.command()
@@ -39,15 +39,15 @@ def restore(
     source: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="folder of a backup")],
     repository: Repository,
 ) -> None:
-    """Make the tasks what they were at a backup. Running servers follow within a second; what was uploaded since is
-    gone. Keys that were made or revoked since stay so."""
+    """Make the tasks what they were at a backup. Only what differs is written, and running servers follow that within a
+    second; what was uploaded since is gone. Keys that were made or revoked since stay so."""
     from jpets.app.commands.tasks.repository_store import open_folder, open_repository
 
     _check_apart(repository, source)
     with open_folder(source) as kept, open_repository(repository, create=True) as target, busy("restore"):
-        count = kept.copy_to(target)
+        copied = kept.copy_to(target)
         target.collect()
-    typer.echo(f"{count} versions of tasks are back")
+    typer.echo(f"{copied.versions} versions of tasks are back; rows that changed: {copied.changed}")
 
 
 def _check_apart(repository: Path, backup: Path) -> None:
