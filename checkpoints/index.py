@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -37,24 +39,7 @@ class IndexedTask:
 
 def index_tasks(connection: sa.Connection, maker: str, name: TaskName | None = None) -> list[IndexedTask]:
     """Every task of every tenant, the most used first; or ``name`` alone, if there is such a task."""
-    versions = served_versions()
-    if name is not None:
-        versions = versions.where(VERSIONS.c.tenant == name.tenant, VERSIONS.c.id == name.id)
-    chosen = versions.subquery()
-    version = sa.func.coalesce(chosen.c.served, chosen.c.newest)
-    queries = sa.func.coalesce(USES.c.queries, 0.0)
-    backbone = fingerprint_in(VERSIONS.c.metadata)
-    rows = (
-        sa.select(
-            *(VERSIONS.c.tenant, VERSIONS.c.id, VERSIONS.c.version, VERSIONS.c.digest),
-            *(backbone, LAYOUTS.c.layout, queries),
-        )
-        .select_from(chosen)
-        .join(VERSIONS, sa.and_(_same_task(VERSIONS, chosen), VERSIONS.c.version == version))
-        .outerjoin(LAYOUTS, sa.and_(LAYOUTS.c.digest == VERSIONS.c.digest, LAYOUTS.c.maker == maker))
-        .outerjoin(USES, _same_task(USES, VERSIONS))
-        .order_by(queries.desc(), VERSIONS.c.tenant, VERSIONS.c.id)
-    )
+    rows = connection.execute(_index(one=name is not None), {"maker": maker, **(name._asdict() if name else {})})
     # Many tasks share few layouts, so one text for each is enough.
     return [
         IndexedTask(
@@ -65,8 +50,32 @@ def index_tasks(connection: sa.Connection, maker: str, name: TaskName | None = N
             None if layout is None else sys.intern(layout),
             queries,
         )
-        for tenant, id, version, digest, of, layout, queries in connection.execute(rows)
+        for tenant, id, version, digest, of, layout, queries in rows
     ]
+
+
+@functools.cache
+def _index(*, one: bool) -> sa.Select[Any]:
+    """The statement of ``index_tasks``, for ``maker`` and, of one task, ``tenant`` and ``id``. To make it takes longer
+    than to run it for one."""
+    versions = served_versions()
+    if one:
+        versions = versions.where(VERSIONS.c.tenant == sa.bindparam("tenant"), VERSIONS.c.id == sa.bindparam("id"))
+    chosen = versions.subquery()
+    version = sa.func.coalesce(chosen.c.served, chosen.c.newest)
+    queries = sa.func.coalesce(USES.c.queries, 0.0)
+    backbone = fingerprint_in(VERSIONS.c.metadata)
+    return (
+        sa.select(
+            *(VERSIONS.c.tenant, VERSIONS.c.id, VERSIONS.c.version, VERSIONS.c.digest),
+            *(backbone, LAYOUTS.c.layout, queries),
+        )
+        .select_from(chosen)
+        .join(VERSIONS, sa.and_(_same_task(VERSIONS, chosen), VERSIONS.c.version == version))
+        .outerjoin(LAYOUTS, sa.and_(LAYOUTS.c.digest == VERSIONS.c.digest, LAYOUTS.c.maker == sa.bindparam("maker")))
+        .outerjoin(USES, _same_task(USES, VERSIONS))
+        .order_by(queries.desc(), VERSIONS.c.tenant, VERSIONS.c.id)
+    )
 
 
 def _same_task(one: sa.FromClause, other: sa.FromClause) -> sa.ColumnElement[bool]:
