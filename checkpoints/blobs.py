@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from jpets.errors import InvalidTask, NotFound, Saturated
-from jpets.files import SHORTAGES, TEMPORARY, sweep, write_atomic, write_first
+from jpets.files import SHORTAGES, TEMPORARY, space_errors, sweep, sync_folder, write_atomic, write_first
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SUFFIX = ".safetensors"
@@ -26,10 +26,15 @@ def digest_of(data: bytes | memoryview) -> str:
 
 
 class Blobs(Protocol):
-    """The repository's interface to a storage of blobs. A blob that ``put`` has returned survives a crash."""
+    """The repository's interface to a storage of blobs. What ``put`` stored before a ``sync`` survives a crash."""
 
-    def put(self, data: bytes | memoryview) -> str:
-        """Stores ``data`` and returns its digest; storing it again is harmless. Raises ``OutOfSpace``."""
+    def put(self, data: bytes | memoryview, digest: str | None = None) -> str:
+        """Stores ``data`` and returns its digest, which the caller may know already; storing it again is harmless.
+        Raises ``OutOfSpace``."""
+        ...
+
+    def sync(self) -> None:
+        """Has every blob that is there now survive a crash, whoever stored it. Raises ``OutOfSpace``, ``Saturated``."""
         ...
 
     def read(self, digest: str) -> bytes:
@@ -78,14 +83,14 @@ def _holds(path: Path, data: bytes | memoryview) -> bool:
 
 
 @contextlib.contextmanager
-def _stored(digest: str, what: str) -> Iterator[None]:
+def _stored(what: str, done: str) -> Iterator[None]:
     """Raises ``Saturated`` where the file or its disk fails: it may be mended."""
     try:
         yield
     except OSError as error:
         if error.errno in NOT_ITS_OWN:
             raise
-        problem = f"blob {digest[:12]} cannot be {what} now: {error.strerror}; mend its file or disk"
+        problem = f"{what} cannot be {done} now: {error.strerror}; mend its file or disk"
         raise Saturated(problem) from error
 
 
@@ -93,7 +98,7 @@ def _stored(digest: str, what: str) -> Iterator[None]:
 def _reading(digest: str) -> Iterator[None]:
     """Raises ``NotFound`` where there is no file, and what ``_stored`` does."""
     try:
-        with _stored(digest, "read"):
+        with _stored(f"blob {digest[:12]}", "read"):
             yield
     except FileNotFoundError as error:
         raise NotFound(f"blob {digest[:12]} is not stored; its task was deleted") from error
@@ -106,7 +111,7 @@ def _check(digest: str, found: str) -> None:
 
 
 class LocalBlobs:
-    """Blobs as files ``<sha256>.safetensors`` in one folder, written temp, fsync, rename, fsync of the folder."""
+    """Blobs as files ``<sha256>.safetensors`` in one folder, written temp, fsync, rename; ``sync`` is the folder's."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -118,13 +123,17 @@ class LocalBlobs:
             raise NotFound("a blob's name must be 64 hexadecimal digits")
         return self._folder / f"{digest}{SUFFIX}"
 
-    def put(self, data: bytes | memoryview) -> str:
-        digest = digest_of(data)
+    def put(self, data: bytes | memoryview, digest: str | None = None) -> str:
+        digest = digest or digest_of(data)
         path = self.path(digest)
-        with _stored(digest, "written"):
+        with _stored(f"blob {digest[:12]}", "written"):
             if not _holds(path, data):
-                write_atomic(path, data)
+                write_atomic(path, data, sync=False)
         return digest
+
+    def sync(self) -> None:
+        with _stored("the folder of blobs", "written"), space_errors():
+            sync_folder(self._folder)
 
     def read(self, digest: str) -> bytes:
         with _reading(digest):
@@ -153,7 +162,7 @@ class LocalBlobs:
         return False
 
     def delete(self, digest: str) -> None:
-        with _stored(digest, "removed"):
+        with _stored(f"blob {digest[:12]}", "removed"):
             self.path(digest).unlink(missing_ok=True)
 
     def list(self) -> Iterator[str]:

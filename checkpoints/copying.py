@@ -36,8 +36,8 @@ def copy(source: tuple[Catalog, Blobs], target: tuple[Catalog, Blobs]) -> Copied
     copied again, unless they are damaged there; rows that it has are not written again.
 
     The target changes in one transaction, in which the database itself counts a change of every task that differs:
-    servers on it follow. Version numbers that it gave out are not given out again, and keys that one of both revoked are
-    revoked.
+    servers on it follow. Version numbers that it gave out are not given out again. A key that was revoked in one of
+    both is revoked.
 
     Raises ``Conflict`` where the target has another file under a version's number, where the source lacks a file, and
     where its tasks were deleted faster than their files could be read; ``InvalidTask`` for a damaged file,
@@ -58,6 +58,7 @@ def copy(source: tuple[Catalog, Blobs], target: tuple[Catalog, Blobs]) -> Copied
                 if len(absent) > FEW:
                     continue
                 _copy_files(blobs, other_blobs, absent)
+                other_blobs.sync()
                 changed = _write(connection, rows)
         except NotFound as error:
             lacks = f" ({error.message})"
@@ -71,7 +72,7 @@ def _copy_files(source: Blobs, target: Blobs, digests: Iterable[str]) -> None:
     damaged = []
     for digest in digests:
         try:
-            target.put(source.read(digest))
+            target.put(source.read(digest), digest)
         except InvalidTask:
             damaged.append(digest)
     if damaged:

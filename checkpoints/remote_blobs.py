@@ -52,14 +52,17 @@ class RemoteBlobs:
             system.makedirs(self._root, exist_ok=True)
         self._sweep_copies()
 
-    def put(self, data: bytes | memoryview) -> str:
-        digest = digest_of(data)
+    def put(self, data: bytes | memoryview, digest: str | None = None) -> str:
+        digest = digest or digest_of(data)
         path = self._path(digest)
         with _reached():
             if self._size(path) != len(data):
                 self._write(path, bytes(data))
-        self._keep(data)
+        self._keep(data, digest)
         return digest
+
+    def sync(self) -> None:
+        """A storage has what it took."""
 
     def read(self, digest: str) -> bytes:
         """Raises ``NotFound``, and ``InvalidTask`` if the stored bytes do not match the digest."""
@@ -72,7 +75,7 @@ class RemoteBlobs:
             raise NotFound(f"blob {digest[:12]} is not stored; its task was deleted") from error
         if digest_of(found) != digest:
             raise InvalidTask(f"blob {digest[:12]} was damaged where it is stored; restore it there")
-        self._keep(found)
+        self._keep(found, digest)
         return found
 
     def open(self, digest: str) -> BinaryIO:
@@ -163,10 +166,10 @@ class RemoteBlobs:
                 return []
         return [path.rpartition("/")[2] for path in paths]
 
-    def _keep(self, data: bytes | memoryview) -> None:
+    def _keep(self, data: bytes | memoryview, digest: str) -> None:
         """Keeps a copy while there is room for it."""
         with contextlib.suppress(OSError, JpetsError):
-            self._cache.put(data)
+            self._cache.put(data, digest)
 
     def _sweep_copies(self) -> None:
         self._cache.sweep(COPY_SECONDS)

@@ -5,8 +5,8 @@
 
 Machines may share both: the catalogue in PostgreSQL, the blobs in any storage that fsspec reaches.
 
-An upload writes its blob durably before its row commits. Blobs are removed under the catalogue's write lock, and an
-upload checks again, under the same lock, that its blob is still there; so no row ever names a missing blob.
+Blobs are removed under the catalogue's write lock. An upload writes its blob before it takes the lock. Under it, and
+before its row commits, it looks whether the blob is there and has it survive a crash: no row names a missing blob.
 """
 
 from __future__ import annotations
@@ -149,24 +149,28 @@ class Repository:
             "metadata": document,
             "state": ACTIVE if activate else UPLOADED,
         }
-        with self._stored_blob(content, digest), self._catalog.write() as connection:
+
+        def add(connection: sa.Connection) -> int:
             rows = TaskRows(connection, tenant, id)
             rows.check_match(if_match)
             if not self._blobs.exists(digest):
-                self._blobs.put(content)
+                self._blobs.put(content, digest)
             version = rows.add(row)
             if layout is not None:
                 keep_layouts(connection, layout[0], {digest: layout[1]})
             if retain and version > self._keep:
                 rows.retain(self._keep)
+            return version
+
+        with self._stored_blob(content, digest):
+            version = self._catalog.shared_write(add, self._blobs.sync)
         known = {**row, "metadata": json.loads(document)}
         return StoredTask(tenant, id, version, served=activate, **known)  # an active version that is new is the newest
 
     def retain(self, id: str, tenant: str, newest: int) -> None:
         """Forgets the versions of a task that are too old, if it can have some: its ``newest`` one has this number."""
         if newest > self._keep:
-            with self._catalog.write() as connection:
-                TaskRows(connection, tenant, id).retain(self._keep)
+            self._catalog.shared_write(lambda connection: TaskRows(connection, tenant, id).retain(self._keep))
 
     def get(self, id: str, tenant: str = DEFAULT_TENANT, version: int | str | None = None) -> StoredTask:
         """A version by number or alias; by default the served one, or else the newest. Raises ``NotFound``."""
@@ -186,8 +190,7 @@ class Repository:
         return self._validator(self.read(stored), stored.id)
 
     def outline(self, stored: StoredTask) -> Task | None:
-        """``task(stored).outlined()`` from the document alone; None if that does not say how many outputs its head
-        has, as without labels."""
+        """``task(stored).outlined()`` from the document alone; None if that does not say how many outputs there are."""
         return TaskDocument.parse(json.dumps(stored.metadata)).outline(stored.id)
 
     def index(self, maker: str) -> Sequence[IndexedTask]:
@@ -287,8 +290,7 @@ class Repository:
         """Every kept version, the oldest first. Raises ``NotFound``."""
         with self._catalog.read() as connection:
             rows = TaskRows(connection, tenant, id)
-            rows.find(None)
-            return rows.all()
+            return rows.all() or [rows.find(None)]
 
     def before_served(self, id: str, tenant: str = DEFAULT_TENANT) -> int:
         """The version to which ``rollback`` goes by default. Raises ``NotFound``."""
@@ -350,8 +352,7 @@ class Repository:
             self._remove(tuple(digests))
 
     def copy_to(self, target: Repository) -> Copied:
-        """Makes the tasks of another repository those of this one, while both are in use. Raises what ``copying.copy``
-        does."""
+        """Makes the tasks of ``target`` those of this repository, while both are in use: ``copying.copy``."""
         return copy((self._catalog, self._blobs), (target._catalog, target._blobs))
 
     def collect(self, stale_seconds: float = STALE_SECONDS) -> int:
@@ -390,10 +391,9 @@ class Repository:
     def _stored_blob(self, content: bytes | memoryview, digest: str) -> Iterator[None]:
         """Stores a blob for the body to refer to; if the body fails, removes it unless a version names it."""
         try:
-            self._blobs.put(content)
+            self._blobs.put(content, digest)
             yield
         except BaseException:  # if removing it fails too, ``collect`` does it
-            with contextlib.suppress(JpetsError, OSError, sa.exc.SQLAlchemyError), self._catalog.write() as connection:
-                if connection.execute(sa.select(VERSIONS.c.version).where(VERSIONS.c.digest == digest)).first() is None:
-                    self._blobs.delete(digest)
+            with contextlib.suppress(JpetsError, OSError, sa.exc.SQLAlchemyError):
+                self._remove([digest])
             raise

@@ -109,9 +109,10 @@ def sync_tree(folder: Path) -> None:
         _sync(Path(parent))
 
 
-def write_atomic(path: Path, data: bytes | memoryview) -> None:
-    """Temp file, fsync, rename, fsync of the folder. Raises ``OutOfSpace``; then ``path`` is as it was."""
-    _write(path, data, os.replace)
+def write_atomic(path: Path, data: bytes | memoryview, *, sync: bool = True) -> None:
+    """Temp file, fsync, rename, fsync of the folder. Raises ``OutOfSpace``; then ``path`` is as it was. Without
+    ``sync`` the last step is the caller's (``sync_folder``), once for many files."""
+    _write(path, data, os.replace, sync=sync)
 
 
 def write_first(path: Path, data: bytes | memoryview) -> None:
@@ -130,13 +131,14 @@ def _link(temporary: Path, path: Path, data: bytes | memoryview) -> None:
         _write_synced(path, data)
 
 
-def _write(path: Path, data: bytes | memoryview, name: Callable[[Path, Path], None]) -> None:
+def _write(path: Path, data: bytes | memoryview, name: Callable[[Path, Path], None], *, sync: bool = True) -> None:
     temporary = temporary_sibling(path)
     try:
         with space_errors():
             _write_synced(temporary, data)
             name(temporary, path)
-            sync_folder(path.parent)
+            if sync:
+                sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

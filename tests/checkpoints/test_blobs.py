@@ -76,7 +76,10 @@ def test_order_of_a_write(blobs: LocalBlobs, monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(os, name, record)
     blobs.put(b"one")
-    assert calls == ["write", "fsync", "replace", "fsync"]
+    blobs.put(b"one")
+    assert calls == ["write", "fsync", "replace"]
+    blobs.sync()
+    assert calls[3:] == ["fsync"]
 
 
 def test_sweep_removes_what_dead_writers_left(blobs: LocalBlobs, tmp_path: Path) -> None:

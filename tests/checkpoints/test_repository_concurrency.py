@@ -8,10 +8,12 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from support import wait_until
 
 from checkpoints.blobs import digest_of
 from checkpoints.repository import Repository
@@ -75,33 +77,49 @@ def test_a_deletion_that_is_not_committed_keeps_its_file(repository: Repository,
 
 
 WRITER = """
-import sys
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from checkpoints.repository import Repository
 from checkpoints.task_file import read_task
 
-folder, upload, name, count = sys.argv[1:]
+folder, upload, name, count, threads = sys.argv[1:]
 data = Path(upload).read_bytes()
 task = read_task(data, id=name)
 repository = Repository(folder, validator=lambda data, id: task)
+
+def write(thread):
+    for number in range(int(count)):
+        id = f"{name}-{thread}-{number % 5}"
+        # Trailing bytes make every blob a new one; the writer's validator does not look at them.
+        stored = repository.put(id, data + str((name, thread, number)).encode())
+        os.write(1, f"{id} {stored.version}\\n".encode())
+        if number % 7 == 6:
+            repository.collect()
+
 print("ready", flush=True)
-number = 0
-while number < int(count):
-    number += 1
-    # Trailing bytes make every blob a new one; the writer's validator does not look at them.
-    repository.put(f"{name}-{number % 5}", data + str((name, number)).encode())
-    if number % 7 == 0:
-        repository.collect()
+with ThreadPoolExecutor(int(threads)) as pool:
+    list(pool.map(write, range(int(threads))))
 """
+"""Writes a line for each version that it was told of."""
 
 
-def start_writer(folder: Path, upload: Path, name: str, count: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), str(upload), name, str(count)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
-    )
+def start_writer(
+    folder: Path, upload: Path, name: str, count: int, threads: int = 1
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """The process, and the file with its lines."""
+    lines = upload.with_name(f"{name}.txt")
+    with lines.open("w") as told:
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(folder), str(upload), name, str(count), str(threads)],
+            stdout=told,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
+        )
+    return writer, lines
+
+
+def has(lines: Path, least: int) -> bool:
+    return lines.read_text().count("\n") >= least
 
 
 def check_whole(folder: Path) -> list[str]:
@@ -118,26 +136,29 @@ def test_two_processes(tmp_path: Path, files: list[bytes]) -> None:
     upload = tmp_path / "upload.safetensors"
     upload.write_bytes(files[0])
     writers = [start_writer(tmp_path / "repository", upload, name, 40) for name in ("one", "two")]
-    for writer in writers:
-        writer.communicate(timeout=60)
-        assert writer.returncode == 0
+    for writer, _ in writers:
+        assert writer.wait(timeout=60) == 0
     assert len(check_whole(tmp_path / "repository")) == 2 * 5 * 5
 
 
-def test_killed_writers(tmp_path: Path, files: list[bytes]) -> None:
+@pytest.mark.parametrize("threads", [1, 8])
+def test_killed_writers(tmp_path: Path, files: list[bytes], threads: int) -> None:
+    """What a writer was told of is there, also where it was written together with others."""
     upload, folder = tmp_path / "upload.safetensors", tmp_path / "repository"
     upload.write_bytes(files[0])
-    rng, digests = random.Random(0), list[str]()
-    for _ in range(3):
-        writer = start_writer(folder, upload, "killed", 1_000_000)
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
+    rng, digests, told = random.Random(0), list[str](), dict[str, int]()
+    for least in (1, 2, 2):  # lines: the first one says that it is ready
+        writer, lines = start_writer(folder, upload, "killed", 1_000_000, threads)
+        wait_until(partial(has, lines, least))
         time.sleep(rng.uniform(0.05, 0.4))
         writer.send_signal(signal.SIGKILL)
-        writer.communicate()
+        writer.wait()
+        found = [line.split() for line in lines.read_text().splitlines(keepends=True)[1:] if line.endswith("\n")]
+        told |= {id: int(version) for id, version in found}
         digests = check_whole(folder)
-    assert digests
+    assert digests and told
     repository = Repository(folder)
+    assert not {id: version for id, version in told.items() if repository.versions(id)[-1].version < version}
     repository.collect(stale_seconds=-1)
     repository.close()
     assert {path.name for path in (folder / "blobs").iterdir()} == {f"{digest}.safetensors" for digest in digests}

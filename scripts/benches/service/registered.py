@@ -27,10 +27,13 @@ SETTINGS = {"lora": {"rank": 1, "sites": ["query", "value"]}, "bitfit": {}}
 class HastyBlobs(LocalBlobs):
     """Files that a crash may lose: so a hundred thousand of them are written fast."""
 
-    def put(self, data: bytes | memoryview) -> str:
-        digest = digest_of(data)
+    def put(self, data: bytes | memoryview, digest: str | None = None) -> str:
+        digest = digest or digest_of(data)
         self.path(digest).write_bytes(data)
         return digest
+
+    def sync(self) -> None:
+        """Not at all."""
 
 
 def fill(folder: pathlib.Path, tasks: int, backbone: LoadedBackbone) -> list[str]:
