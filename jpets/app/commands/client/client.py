@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -76,7 +77,11 @@ class Server:
         """The answer to a file's bytes."""
         length = file.stat().st_size
         framing = {"Content-Type": FILE_TYPE, "Content-Length": str(length)}
-        with progress_bars(enabled=length > LARGE) as bars, bars.open(file, "rb", description="upload") as content:
+        alone = threading.current_thread() is threading.main_thread()  # two bars would write over each other
+        with (
+            progress_bars(enabled=alone and length > LARGE) as bars,
+            bars.open(file, "rb", description="upload") as content,
+        ):
             return self._parsed(model, self._send(method, path, content, {**framing, **headers}))
 
     def delete(self, path: str) -> None:
@@ -96,10 +101,10 @@ class Server:
             with error:
                 raise self._refusal(error.code, error.read(MOST_REFUSAL_BYTES)) from None
         except TimeoutError as error:
-            self._kept.close()  # the rest of this answer is not the next one's
+            self._kept.drop()  # the rest of this answer is not the next one's
             raise DeadlineExceeded(f"{self._url} said nothing for {TIMEOUT:g} seconds; try again later") from error
         except (OSError, http.client.HTTPException) as error:
-            self._kept.close()
+            self._kept.drop()
             reason = getattr(error, "reason", error)
             why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
             raise NoAnswer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import select
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ PLAIN = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnectio
 
 
 class KeptConnections(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """A handler for ``urllib``; what goes through a proxy's tunnel has a connection of its own."""
+    """A handler for ``urllib``. Each thread has connections of its own, as it reads an answer after it got it; so has
+    what goes through a proxy's tunnel."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: dict[tuple[str, str], tuple[http.client.HTTPConnection, float]] = {}
-        """The connections by scheme and host, and when each was used last."""
+        self._kept: dict[tuple[int, str, str], tuple[http.client.HTTPConnection, float]] = {}
+        """The connections by thread, scheme and host, and when each was used last."""
 
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         return self._open(request)
@@ -35,6 +37,12 @@ class KeptConnections(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
             connection.close()
         self._kept.clear()
 
+    def drop(self) -> None:
+        """Closes those of this thread."""
+        own = threading.get_ident()
+        for key in [key for key in list(self._kept) if key[0] == own]:
+            self._kept.pop(key)[0].close()
+
     def _open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         with self._connection(request) as connection:
             headers = {name.title(): value for name, value in {**request.unredirected_hdrs, **request.headers}.items()}
@@ -47,7 +55,7 @@ class KeptConnections(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     @contextlib.contextmanager
     def _connection(self, request: urllib.request.Request) -> Iterator[http.client.HTTPConnection]:
         """A kept or new connection, which is kept unless the request fails."""
-        key = request.type, request.host
+        key = threading.get_ident(), request.type, request.host
         connection, used = self._kept.pop(key, (None, 0.0))
         if connection is None:
             connection = PLAIN[request.type](request.host, timeout=request.timeout or 0.0)

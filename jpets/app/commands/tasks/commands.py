@@ -15,7 +15,7 @@ from jpets.app.commands.tasks.eval import evaluate
 from jpets.app.commands.tasks.files import TaskFiles, for_each, task_files
 from jpets.app.commands.tasks.importing import import_task
 from jpets.app.commands.tasks.report import TaskReport
-from jpets.app.commands.tasks.store import OwnerOption, RepositoryOption, ServerOption, TaskStore, open_store
+from jpets.app.commands.tasks.store import Added, OwnerOption, RepositoryOption, ServerOption, TaskStore, open_store
 from jpets.errors import EngineFailure, InvalidInput, InvalidTask
 from serving.protocols.schemas import TaskDetail, TaskSummary
 
@@ -85,23 +85,23 @@ def add(
         taken.setdefault(file.stem, file)
     with open_store(context, repository, server, tenant, create=True) as store:
 
-        def add_one(file: Path) -> TaskDetail:
+        def add_one(file: Path) -> Added:
             if id is None and (other := taken[file.stem]) != file:
                 raise InvalidInput(f"expected each id once, {other} has this one too; add it by itself with --id")
             return store.add(id or file.stem, file, if_match)
 
-        def tell(stored: TaskDetail) -> None:
+        def tell(stored: Added) -> None:
             typer.echo(f"added {stored.id} version {stored.version} ({size(stored.bytes)})")
-            if stored.state == "preparing":
+            if stored.preparing:
                 _wait_until_served(store, stored.id)
 
         for_each(found, add_one, tell, store.at_once)
 
 
 def _wait_until_served(store: TaskStore, id: str) -> None:
-    """Waits for the programs of a shape that the server did not have. Raises the error that kept them from being
+    """Waits for the programs of a shape that the server did not have yet. Raises the error that kept them from being
     made."""
-    typer.echo(f"{id} is the first of its shape: the server compiles programs for it", err=True)
+    typer.echo(f"{id} waits for the programs of its shape, which the server compiles", err=True)
     with busy("compile programs"):
         task = next(task for task in looks(lambda: store.get(id)) if task.state != "preparing")
     if task.state == "failed":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import contextlib
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -37,27 +40,21 @@ def check_file(path: Path) -> None:
 
 
 def for_each(files: Sequence[Path], work: Callable[[Path], T], tell: Callable[[T], None], at_once: int = 1) -> None:
-    """Tells what ``work`` gives of each file, in their order, ``at_once`` of them in threads. Where it fails, that is
-    reported in a line with the file's name, the others go on, and the command ends with exit code 1. Where a server no
-    longer answers, ``NoAnswer`` ends it at once."""
+    """Tells what ``work`` gives of each file, in their order, ``at_once`` of them in threads. While one is told,
+    work on only a few more begins. Where it fails, that is reported in a line with the file's name, the others go on,
+    and the command ends with exit code 1. Where a server no longer answers, ``NoAnswer`` ends it at once."""
     if len(files) == 1:
         check_file(files[0])
         tell(work(files[0]))
         return
 
-    def tried(file: Path) -> Callable[[], T]:
-        """What gives the result, or raises the error."""
-        done: Future[T] = Future()
-        try:
-            check_file(file)
-            done.set_result(work(file))
-        except (JpetsError, OSError) as error:
-            done.set_exception(error)
-        return done.result
+    def checked(file: Path) -> T:
+        check_file(file)
+        return work(file)
 
-    failed, pool = 0, ThreadPoolExecutor(at_once)
-    try:
-        for file, result in zip(files, map(tried, files) if at_once == 1 else pool.map(tried, files), strict=True):
+    failed = 0
+    with contextlib.closing(_begun(files, checked, at_once)) as begun:
+        for file, result in begun:
             try:
                 tell(result())
             except NoAnswer:
@@ -65,8 +62,24 @@ def for_each(files: Sequence[Path], work: Callable[[Path], T], tell: Callable[[T
             except (JpetsError, OSError) as error:
                 report_error(f"{file}: {one_line(error)}")
                 failed += 1
-    finally:
-        pool.shutdown(cancel_futures=True)
     if failed:
         report_error(f"{failed} of {len(files)} files failed")
         raise typer.Exit(1)
+
+
+def _begun(
+    files: Sequence[Path], work: Callable[[Path], T], at_once: int
+) -> Generator[tuple[Path, Callable[[], T]], None, None]:
+    """Each file with what waits for its work, or does it. Threads are kept busy, and no more is begun."""
+    if at_once == 1:
+        yield from ((file, partial(work, file)) for file in files)
+        return
+    pool, begun = ThreadPoolExecutor(at_once), deque[tuple[Path, Callable[[], T]]]()
+    try:
+        for file in files:
+            begun.append((file, pool.submit(work, file).result))
+            if len(begun) > 2 * at_once:
+                yield begun.popleft()
+        yield from begun
+    finally:
+        pool.shutdown(cancel_futures=True)

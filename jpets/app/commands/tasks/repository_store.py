@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from checkpoints.repository import Repository
 from checkpoints.versions import StoredTask
 from jpets.access import DEFAULT_TENANT
+from jpets.app.commands.tasks.store import Added
 from jpets.errors import InvalidInput, NotFound
 from serving.options.sources import PREFIX
 from serving.protocols.schemas import TaskDetail, TaskSummary, TaskVersion
@@ -22,7 +23,7 @@ CATALOG = "catalog.sqlite"
 class RepositoryStore:
     """A ``TaskStore``. Files are checked for themselves only: a folder does not know the backbone."""
 
-    at_once = 4
+    at_once = 8
 
     def __init__(self, repository: Repository, tenant: str) -> None:
         self._repository = repository
@@ -37,8 +38,9 @@ class RepositoryStore:
     def versions(self, id: str) -> Iterator[TaskVersion]:
         return map(TaskVersion.of, self._repository.versions(id, self._tenant))
 
-    def add(self, id: str, file: Path, if_match: int | None) -> TaskDetail:
-        return self._detail(self._repository.put(id, file, tenant=self._tenant, if_match=if_match))
+    def add(self, id: str, file: Path, if_match: int | None) -> Added:
+        stored = self._repository.put(id, file, tenant=self._tenant, if_match=if_match)
+        return Added(stored.id, stored.version, stored.bytes)
 
     def read(self, id: str) -> bytes:
         return self._repository.read(self._repository.get(id, self._tenant))

@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 
 from checkpoints.ids import check_id
 from jpets.app.commands.client.client import Server
+from jpets.app.commands.tasks.store import Added
 from serving.protocols.schemas import TaskDetail, TaskPage, TaskSummary, TaskVersion, VersionPage
 
 TASKS = "/v1/tasks"
@@ -15,9 +16,9 @@ PAGE = 500
 
 
 class ServerStore:
-    """A ``TaskStore``. The server checks files against its backbone."""
+    """A ``TaskStore``. The server checks files against its backbone, as many at a time as come here."""
 
-    at_once = 1
+    at_once = 4
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -43,9 +44,10 @@ class ServerStore:
             yield from page.versions
             after = page.next
 
-    def add(self, id: str, file: Path, if_match: int | None) -> TaskDetail:
+    def add(self, id: str, file: Path, if_match: int | None) -> Added:
         headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}
-        return self._server.upload(TaskDetail, _path(id), file, headers)
+        stored = self._server.upload(TaskDetail, _path(id), file, headers)
+        return Added(stored.id, stored.version, stored.bytes, stored.state == "preparing")
 
     def read(self, id: str) -> bytes:
         return self._server.download(f"{_path(id)}/file")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import typer
 
@@ -25,6 +25,15 @@ OwnerOption = Annotated[
 ]
 
 
+class Added(NamedTuple):
+    """A version that was stored; ``preparing``: it waits for the programs of its shape."""
+
+    id: str
+    version: int
+    bytes: int
+    preparing: bool = False
+
+
 class TaskStore(Protocol):
     """Every method raises ``NotFound`` for a task that is not there."""
 
@@ -41,7 +50,7 @@ class TaskStore(Protocol):
         """Every kept version, the oldest first."""
         ...
 
-    def add(self, id: str, file: Path, if_match: int | None) -> TaskDetail:
+    def add(self, id: str, file: Path, if_match: int | None) -> Added:
         """A new version; ``if_match`` must be the newest one so far, 0 for none.
 
         Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``.
