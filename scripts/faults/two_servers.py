@@ -35,6 +35,8 @@ from jpets.errors import NotFound
 TEXT = "a chess engine that plays over the network"
 SOURCES = ("topic", "role")
 """Demo tasks whose like are uploaded in turn."""
+MARK = "file 00000000"
+"""The description of an uploaded task, up to its number: no two files are alike, and making one takes no time."""
 LIMIT = 1.0
 """Seconds within which both must answer alike."""
 LOOK = 0.04
@@ -65,7 +67,8 @@ class Pair:
     ) -> None:
         self.clients = clients
         self._ids = list(sources)
-        self._tasks = [read_task(data, id=id) for id, data in sources.items()]
+        tasks = [read_task(data, id=id) for id, data in sources.items()]
+        self._files = [task_to_bytes(dataclasses.replace(task, description=MARK)) for task in tasks]
         self._made = itertools.count()
         self._repository = repository
         self._labels: Sequence[str | None] = ()
@@ -82,13 +85,11 @@ class Pair:
 
     def _file(self, source: int) -> bytes:
         """A file of a source's task, with a description that no other file has."""
-        description = f"file {next(self._made)}"
-        return task_to_bytes(dataclasses.replace(self._tasks[source], description=description))
+        return self._files[source].replace(MARK.encode(), f"file {next(self._made):08}".encode(), 1)
 
     async def upload(self, id: str, at: int, source: int) -> None:
         async with self._locks[id]:
-            file = await asyncio.to_thread(self._file, source)
-            answer = await self.clients[at].put(f"/v1/tasks/{id}", content=file)
+            answer = await self.clients[at].put(f"/v1/tasks/{id}", content=self._file(source))
             answer.raise_for_status()
             version = answer.json()["version"]
             self._keep(id, version, source)
@@ -97,7 +98,7 @@ class Pair:
     async def store(self, id: str, source: int) -> None:
         """As ``jpets task add --repository`` does."""
         async with self._locks[id]:
-            stored = await asyncio.to_thread(lambda: self._repository.put(id, self._file(source)))
+            stored = await asyncio.to_thread(self._repository.put, id, self._file(source))
             self._keep(id, stored.version, source)
             await asyncio.gather(*(self._agree("stored beside", id, at, stored.version) for at in (0, 1)))
 
