@@ -140,6 +140,7 @@ def costs(found: Sequence[Document]) -> str:
 def quotas(found: Sequence[Document]) -> str:
     rows = [
         [
+            "tokens" if each.settings.get("tokens") else "requests",
             name,
             f"{own['others_asked']:.0f}",
             f"{own['others_answered']:.0f}",
@@ -150,8 +151,8 @@ def quotas(found: Sequence[Document]) -> str:
         for each in found
         for name, own in each.systems.items()
     ]
-    head = ["beside", "it asks, /s", "is answered, /s", "p50, ms", "p99, ms", "p99 over alone"]
-    return markdown_table(head, rows)
+    head = ["quota of", "beside", "it asks, /s", "is answered, /s", "p50, ms", "p99, ms", "p99 over alone"]
+    return markdown_table(head, rows, left=2)
 
 
 def references(found: Sequence[Document]) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import pathlib
 import statistics
 import tempfile
 from functools import partial
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from served import serve
 
@@ -26,7 +28,9 @@ from benches.service.serving import (
     run_client,
 )
 from benches.shared import console, report, warm_up
+from jpets.access import Limits
 
+MINUTE = 60.0
 FLOOD = 10.0
 """Times its quota that the other tenant asks."""
 LEAD = 2.0
@@ -42,16 +46,19 @@ def quotas(
     quota: Annotated[float, typer.Option(help="the other's quota, as such a part")] = 0.2,
     seconds: Annotated[float, typer.Option(help="length of each measurement")] = 10.0,
     rounds: Annotated[int, typer.Option(help="measurements of each case, in turns; their medians count")] = 9,
+    tokens: Annotated[bool, typer.Option("--tokens", help="the quota counts tokens, by default requests")] = False,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """p99 of one tenant alone, beside one at its quota, and beside one that asks ten times its quota.
+    """p99 of one tenant alone, beside one at its quota, and beside one that asks ten times its quota. A quota of tokens
+    is of as many texts: it has what their lengths have on average.
 
     Both ask the demo's five tasks, which are shared, with a single text of normal length (mean 32, deviation 8) at a
     time; the client runs on the same cores.
     """
     from checkpoints.repository import Repository  # other benchmarks run without a database's package
 
-    bodies = classified(draw("gaussian", 4096, 8.0, 500))
+    lengths = draw("gaussian", 4096, 8.0, 500)
+    bodies = classified(lengths)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-bench-")))
@@ -69,8 +76,8 @@ def quotas(
         )
         for number in range(rounds):
             rate = run_client(pace())
-            limits = {"requests_per_minute": 60 * quota * rate}
-            server.client.put("/v1/tenants/flood", json=limits).raise_for_status()
+            limits = quota_of(quota * rate, lengths if tokens else None)
+            server.client.put("/v1/tenants/flood", json=dataclasses.asdict(limits)).raise_for_status()
             for name, times in CASES.items():
                 both = _both(url, (share * rate, times * quota * rate), seconds, bodies, keys, number)
                 light, flood = run_client(both)
@@ -88,8 +95,15 @@ def quotas(
         | {"p99_ratio": statistics.median(_ratios(points, found["alone"])), "p99s": [each["p99"] for each in points]}
         for name, points in found.items()
     }
-    settings = {"share": share, "quota": quota, "seconds": seconds, "rounds": rounds, "served": DEMO}
+    settings = {"share": share, "quota": quota, "seconds": seconds, "rounds": rounds, "tokens": tokens, "served": DEMO}
     report("quotas", settings, figures, json_out)
+
+
+def quota_of(rate: float, lengths: np.ndarray | None) -> Limits:
+    """The limits of a tenant that may ask so many texts a second; where tokens count, texts of these ``lengths``."""
+    if lengths is None:
+        return Limits(requests_per_minute=MINUTE * rate)
+    return Limits(tokens_per_minute=MINUTE * rate * float(lengths.mean()))
 
 
 def _ratios(points: list[dict[str, float]], alone: list[dict[str, float]]) -> list[float]:
