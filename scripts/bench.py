@@ -44,6 +44,7 @@ from benches.service.registered import registered
 from benches.service.serving import serving
 from benches.service.students import students
 from benches.service.tenants import tenants
+from benches.service.uploads import uploads
 from benches.shared import console, report
 from served import serve
 
@@ -84,6 +85,7 @@ COMMANDS = (
     throughput,
     trace,
     traffic,
+    uploads,
     validation,
 )
 for command in COMMANDS:

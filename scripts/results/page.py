@@ -45,6 +45,7 @@ OF_REPORTS: Mapping[str, Tables] = {
     "startup": service_tables.startup,
     "costs": service_tables.costs,
     "registered": service_tables.registered,
+    "uploads": service_tables.uploads,
     "domains": service_tables.domains,
     "arrivals": service_tables.arrivals,
     "growth": service_tables.growth,

@@ -164,6 +164,15 @@ def references(found: Sequence[Document]) -> str:
     return markdown_table(["head, and the client that asks", "answers", "largest difference", "else unequal"], rows)
 
 
+def uploads(found: Sequence[Document]) -> str:
+    rows = [
+        [name, f"{each.settings['tasks']:,}", f"{own['rate']:.0f}", f"{min(own['rates']):.0f}"]
+        for each in found
+        for name, own in each.systems.items()
+    ]
+    return markdown_table(["into a", "files", "files/s", "slowest command, files/s"], rows)
+
+
 def registered(found: Sequence[Document]) -> str:
     rows = [
         [

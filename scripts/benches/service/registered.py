@@ -17,7 +17,7 @@ from served import MINILM, Served, serve
 from benches.shared import console, report
 from checkpoints.blobs import LocalBlobs, digest_of
 from jpets.deltas import METHODS
-from jpets.types import Head, LoadedBackbone, Task
+from jpets.types import BackboneRef, Head, LoadedBackbone, Task
 
 LABELS = 4
 SETTINGS = {"lora": {"rank": 1, "sites": ["query", "value"]}, "bitfit": {}}
@@ -42,23 +42,26 @@ def fill(folder: pathlib.Path, tasks: int, backbone: LoadedBackbone) -> list[str
     from checkpoints.task_file import task_to_bytes
 
     repository = Repository(folder, blobs=HastyBlobs(folder / "blobs"))
-    config, ref = backbone.config, backbone.ref()  # type: ignore[attr-defined]
     there = {task.id for task in repository.index("nobody")}
     names = [f"task-{number:06}" for number in range(tasks)]
     for number, name in enumerate(names):
         if name in there:
             continue
-        rng = np.random.default_rng(number)
-        method = "bitfit" if number % 50 == 0 else "lora"
-        delta = METHODS[method].init(rng, SETTINGS[method], config, 0.02)
-        kernel = rng.standard_normal((config.hidden_size, LABELS), np.float32)
-        head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(LABELS, np.float32)})
-        task = Task(name, ref, (delta,), head, tuple(f"label-{label}" for label in range(LABELS)))
+        task = small_task(name, backbone, number, "bitfit" if number % 50 == 0 else "lora")
         repository.put(name, task_to_bytes(task, "bfloat16"))
         if number % 5000 == 4999:
             console.log(f"{number + 1} tasks stored")
     repository.close()
     return names
+
+
+def small_task(id: str, backbone: LoadedBackbone, seed: int | Sequence[int], method: str) -> Task:
+    """One of ``LABELS`` labels, with random numbers."""
+    rng = np.random.default_rng(seed)
+    delta = METHODS[method].init(rng, SETTINGS[method], backbone.config, 0.02)
+    kernel = rng.standard_normal((backbone.config.hidden_size, LABELS), np.float32)
+    head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(LABELS, np.float32)})
+    return Task(id, BackboneRef.of(backbone), (delta,), head, tuple(f"label-{label}" for label in range(LABELS)))
 
 
 def registered(
