@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
+import pytest
 from groups import group_task
 from support import logits_of
 
 from jpets.engine.students.combining import combined, when_all
-from jpets.errors import NotFinite
+from jpets.errors import DeadlineExceeded, EngineFailure, JpetsError, NotFinite, OutOfSpace, Preparing
 from jpets.types import Embedding, Failure, Result
+
+
+def failed(error: JpetsError) -> Result:
+    return Failure(task="m", tokens=3, error=error)
 
 
 def result(vector: Sequence[float] | None) -> Result:
     if vector is None:
-        return Failure(task="m", tokens=3, error=NotFinite("no number"))
+        return failed(NotFinite("no number"))
     return Embedding(task="m", tokens=3, embedding=np.asarray(vector, np.float32))
 
 
@@ -32,6 +37,19 @@ def test_sums_stop_at_the_first_student_without_a_vector() -> None:
     assert (whole.students, part.students, one.students) == (3, 1, 1)
     np.testing.assert_array_equal(logits_of(part), logits_of(one))
     assert isinstance(combined("group", None, [result(None), result(vectors[1])]).error, NotFinite)
+
+
+@pytest.mark.parametrize("error", [Preparing, DeadlineExceeded, OutOfSpace, EngineFailure])
+def test_a_fixed_number_answers_or_none_while_a_reason_passes(error: type[JpetsError]) -> None:
+    task = group_task()
+    outline = dataclasses.replace(task, deltas=())
+    vectors = [result(own) for own in np.random.default_rng(0).normal(0, 1, (3, 64)).astype(np.float32)]
+    found = [vectors[0], failed(error("later")), vectors[2]]
+    whole = combined("group", outline, found, fixed=True)
+    assert isinstance(whole, Failure) and isinstance(whole.error, error) and whole.task == "group"
+    assert combined("group", outline, found).students == 1
+    damaged = [vectors[0], failed(NotFinite("no number")), vectors[2]]
+    assert combined("group", outline, damaged, fixed=True).students == 1, "it would never answer"
 
 
 def test_cancelling_a_query_cancels_its_students() -> None:

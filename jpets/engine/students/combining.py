@@ -10,19 +10,25 @@ from concurrent.futures import Future
 import numpy as np
 
 from jpets.engine.results.results import failure, row_result
-from jpets.errors import JpetsError
+from jpets.errors import InvalidInput, JpetsError, NotFinite, NotFound
 from jpets.types import Embedding, FloatArray, Result, Task, Timing
 
+LASTING = (InvalidInput, NotFound, NotFinite)
+"""Errors of a student that the same query would get again."""
 
-def combined(id: str, task: Task | None, found: Sequence[Result]) -> Result:
+
+def combined(id: str, task: Task | None, found: Sequence[Result], *, fixed: bool = False) -> Result:
     """The answer of a group by the vectors of its first students. Where one of these has none, those before it answer;
-    an error where the first has none. ``task`` has the group's head and multipliers; None where no student was ever
-    read."""
+    an error where the first has none. ``fixed``: where one has none for a reason that passes, as its programs are still
+    prepared or its turn came too late, that is an error too: answers do not depend on the traffic. ``task`` has the
+    group's head and multipliers; None where no student was ever read."""
     vectors: list[FloatArray] = []
     problem: JpetsError | None = None
     for each in found:
         if not isinstance(each, Embedding):
             problem = each.error
+            if fixed and problem is not None and not isinstance(problem, LASTING):
+                return failure(id, problem, each.tokens, each.timing)
             break
         vectors.append(each.embedding)
     timing = _timing([each.timing for each in found[: max(1, len(vectors))] if each.timing is not None])

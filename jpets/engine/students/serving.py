@@ -205,7 +205,8 @@ class StudentServing(Serves):
                 self._retiring.submit(self._remove, group)
 
     def _combine(self, group: Group, found: Sequence[Result]) -> Result:
-        result = combined(group.entry.task, group.outline, [group.reworded(own) for own in found])
+        parts = [group.reworded(own) for own in found]
+        result = combined(group.entry.task, group.outline, parts, fixed=self.size.rule.fixed)
         if result.students is not None:
             with self._counting:
                 self._answers[result.students] += 1
