@@ -154,7 +154,13 @@ class DomainTables:
                 )
             return tree.having(domain, made)
 
-        Tree.change(self.folder, having)
+        try:
+            Tree.change(self.folder, having)
+        except BaseException:
+            with self._lock:
+                if made.table not in self._view.placed:
+                    self._placed.pop(made.table, None)
+            raise
         self.reload()
         if made.table not in self._view.placed:
             raise InvalidTable(self._view.problems.get(domain, f"domain {domain!r} was replaced meanwhile"))

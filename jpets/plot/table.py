@@ -129,6 +129,8 @@ class Table:
                 raise InvalidTable(f"the table's {what} are damaged; build it again")
         self._sound = np.zeros(parts.blocks, np.bool_)
         """Blocks that were compared with their digests."""
+        self._damaged = set[int]()
+        """Blocks that are not what their digests say: each query that needs one is told so at once."""
 
     @property
     def is_overwritten(self) -> bool:
@@ -158,11 +160,14 @@ class Table:
         self._check_blocks(np.arange(len(self._sound)))
 
     def _check_blocks(self, blocks: Int[np.ndarray, " b"]) -> None:
-        for block in blocks[~self._sound[blocks]]:
-            own = self._content[int(block) * BLOCK_BYTES :][:BLOCK_BYTES]
-            if hashlib.sha256(own).digest() != self._digests[int(block) * DIGEST_BYTES :][:DIGEST_BYTES]:
-                raise InvalidTable(f"block {block} of the table is damaged; build it again")
-            self._sound[block] = True
+        for block in blocks[~self._sound[blocks]].tolist():
+            if block not in self._damaged:
+                own = self._content[block * BLOCK_BYTES :][:BLOCK_BYTES]
+                if hashlib.sha256(own).digest() == self._digests[block * DIGEST_BYTES :][:DIGEST_BYTES]:
+                    self._sound[block] = True
+                    continue
+                self._damaged.add(block)
+            raise InvalidTable(f"block {block} of the table is damaged; build it again")
 
 
 def _stamp(file: int) -> tuple[int, int]:

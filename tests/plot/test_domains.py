@@ -278,9 +278,10 @@ def test_a_table_that_comes_back_is_taken(folder: pathlib.Path, monkeypatch: pyt
 def test_tasks_that_came_meanwhile_keep_the_layers_that_they_learnt_from(folder: pathlib.Path) -> None:
     own = DomainTables(folder, WORDS)
     same, other = (Branch(written(folder, layers, grams(), 3), layers) for layers in (GAMES, "c" * 64))
-    before = own.tree.domains["games"]
+    before, free = own.tree.domains["games"], own._arena.free
     with pytest.raises(Conflict, match="choose another name"):
         own.add("games", dataclasses.asdict(other), same_layers=True)
+    assert own._arena.free == free, "what is refused leaves nothing"
     assert own.tree.domains["games"] == Tree.read(folder).domains["games"] == before
     own.add("games", dataclasses.asdict(same), same_layers=True)
     own.add("new", dataclasses.asdict(other), same_layers=True)

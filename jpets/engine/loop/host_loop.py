@@ -208,14 +208,11 @@ class HostLoop:
                 hook(taken)
             self._replica.staging.apply()
             started = self._start(plan)
-        except RowFailures as failures:
-            self._split([self._answers.fail_some(plan.pendings, failures.errors)])
-            return None
         except Exception as error:  # one bad batch must not take the server down
             log.exception("a batch did not start")
             self._failed(taken, error)
             return None
-        if plan.wanted is not None:
+        if started is not None and plan.wanted is not None:
             self._want(plan.wanted, plan.missed)
         return started
 
@@ -234,8 +231,18 @@ class HostLoop:
                     return None
                 waiting = waiting[: len(waiting) // 2]
 
-    def _start(self, plan: Plan, *, alone: bool = False) -> InFlight:
-        assembled = self._replica.fill(plan.layout, self._workload.gathered(plan.rows), plan.program, plan.below)
+    def _start(self, plan: Plan, *, alone: bool = False) -> InFlight | None:
+        """Queries whose rows cannot be made are told why, the others run; None where none is left."""
+        while True:
+            try:
+                gathered = self._workload.gathered(plan.rows)
+                break
+            except RowFailures as failures:
+                left = self._answers.fail_some(plan.pendings, failures.errors)
+            if not left:
+                return None
+            plan = self._planner.narrowed(plan, left)
+        assembled = self._replica.fill(plan.layout, gathered, plan.program, plan.below)
         now = time.monotonic()
         outputs = self._replica.dispatch(plan.program, assembled, plan.copy)
         return InFlight(plan, assembled, outputs, now, alone)
@@ -279,14 +286,13 @@ class HostLoop:
         self._room.drain()
         try:
             started = self._start(self._planner.place(pendings), alone=True)
-        except RowFailures as failures:
-            self._room.free()
-            self._split([self._answers.fail_some(pendings, failures.errors)])
-            return
         except Exception as error:
             log.exception("a part of a batch did not start")
             self._room.free()
             self._failed(pendings, error, alone=True)
+            return
+        if started is None:
+            self._room.free()
             return
         self._dispatched += 1
         self._fetch.put(started)
