@@ -12,7 +12,7 @@ from jpets.errors import InvalidInput
 from jpets.types import Aggregation, Query, Task
 from serving.http.fields import Int64, Many, Side, Text
 from serving.protocols.huggingface_answers import KINDS, Asked, Kind
-from serving.protocols.results import check_length, check_side
+from serving.protocols.results import check_length, cut_where
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here
 from serving.requests.deadlines import before_deadline
@@ -112,7 +112,7 @@ async def answer(
         raise InvalidInput(f"parameters.{refused[0]}: {name} takes {sorted(kind.takes)}; leave it out")
     if name == "feature_extraction":
         check_length(here, found, told.get("normalize"))
-        await check_side(here, found, told.get("truncation_direction"))
+        told["truncate"] = await cut_where(here, found, told.get("truncate"), told.get("truncation_direction"))
     asked = _asked(found, body, told)
     check_count(max(len(asked.texts), len(told.get("candidate_labels", ()))), here)
     if kind.passage is None or (name == "token_classification" and "stride" not in told):

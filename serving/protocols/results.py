@@ -9,7 +9,7 @@ import numpy as np
 
 from jpets.engine.results.numbers import normalized
 from jpets.errors import InvalidInput, Saturated
-from jpets.types import Classification, Embedding, FloatArray, Regression, Result, Task
+from jpets.types import Classification, Embedding, FloatArray, Regression, Result, Side, Task
 from serving.protocols.oip.outputs import REPLACED
 from serving.requests.ask import raise_first_error
 from serving.requests.context import Context
@@ -55,13 +55,21 @@ def check_length(here: Context, task: Task | None, unit: bool | None) -> None:
         raise InvalidInput(f"normalize: {whose} vectors have the length 1; leave it out")
 
 
-async def check_side(here: Context, task: Task | None, wanted: str | None) -> None:
-    """Raises ``InvalidInput`` where texts that are too long are cut on another side than ``wanted``."""
-    if wanted is None:
-        return
-    side = (await here.encoder(None if task is None else task.id)).side
-    if wanted.lower() != side:
-        raise InvalidInput(f"truncation_direction: this model's texts are cut on the {side}; leave it out")
+async def cut_where(here: Context, task: Task | None, truncate: bool | None, wanted: str | None) -> bool | Side | None:
+    """``Query.truncate`` for a client that says whether texts are cut, on the ``wanted`` side. Raises ``InvalidInput``
+    where it names another side than the model's and leaves it to the model whether they are cut."""
+    if wanted is None or truncate is False:
+        return truncate
+    side: Side = "left" if wanted.lower() == "left" else "right"
+    if truncate:
+        return side
+    own = (await here.encoder(None if task is None else task.id)).side
+    if side != own:
+        raise InvalidInput(
+            f"truncation_direction: this model's texts are cut on the {own}; send truncate: true for the {side}, or "
+            "leave it out"
+        )
+    return None
 
 
 def vectors_of(results: Sequence[Result], unit: bool | None) -> list[FloatArray]:

@@ -15,7 +15,7 @@ from jpets.types import Classification, FloatArray, Pooling, Query, Regression, 
 from serving.http.fields import Many, Side, Text
 from serving.http.responses import FastJSONResponse
 from serving.protocols.relevance import best_first, relevances, scoring_task
-from serving.protocols.results import check_length, check_side, class_names, ranked, scored, vectors_of
+from serving.protocols.results import check_length, class_names, cut_where, ranked, scored, vectors_of
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here, server_version
 from serving.requests.routes import JSONRoute
@@ -67,9 +67,9 @@ async def embed(request: Request, here: Here, task: str, body: Annotated[EmbedRe
     check_count(len(texts), here)
     unit = body.normalize is not False
     check_length(here, found, unit)
-    await check_side(here, found, body.truncation_direction)
+    truncate = await cut_where(here, found, body.truncate, body.truncation_direction)
     name = found.id if found else None
-    queries = [Query(name, text, truncate=body.truncate, prompt=body.prompt_name) for text in texts]
+    queries = [Query(name, text, truncate=truncate, prompt=body.prompt_name) for text in texts]
     return await ask(request, here, queries, lambda results: vectors_of(results, unit))
 
 
@@ -84,8 +84,8 @@ async def predict(request: Request, here: Here, task: str, body: Annotated[Predi
     several = not isinstance(given, str) and not (given and isinstance(given[0], str))
     sequences: Sequence[Any] = given if several else [[given] if isinstance(given, str) else given]
     check_count(len(sequences), here)
-    await check_side(here, found, body.truncation_direction)
-    queries = [Query(found.id, own[0], own[1] if len(own) > 1 else None, truncate=body.truncate) for own in sequences]
+    truncate = await cut_where(here, found, body.truncate, body.truncation_direction)
+    queries = [Query(found.id, own[0], own[1] if len(own) > 1 else None, truncate=truncate) for own in sequences]
 
     def respond(results: Sequence[Result]) -> list[Any]:
         found = scored(results)
@@ -106,7 +106,7 @@ async def rerank(request: Request, here: Here, task: str, body: Annotated[RankRe
     """For a task with one output for a pair of texts: its sigmoid, or with `raw_scores` the output itself."""
     check_count(len(body.texts), here)
     found = await scoring_task(here, task)
-    await check_side(here, found, body.truncation_direction)
+    truncate = await cut_where(here, found, body.truncate, body.truncation_direction)
 
     def respond(results: Sequence[Result]) -> list[dict[str, Any]]:
         scores = relevances(results, raw=body.raw_scores)
@@ -114,7 +114,7 @@ async def rerank(request: Request, here: Here, task: str, body: Annotated[RankRe
         return [{**each, "text": body.texts[each["index"]]} for each in ranked] if body.return_text else ranked
 
     return await ask(
-        request, here, [Query(found.id, body.query, text, truncate=body.truncate) for text in body.texts], respond
+        request, here, [Query(found.id, body.query, text, truncate=truncate) for text in body.texts], respond
     )
 
 

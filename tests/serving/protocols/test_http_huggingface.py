@@ -19,12 +19,12 @@ from transformers.pipelines.token_classification import TokenClassificationPipel
 
 from jpets.engine.engine import Engine
 from jpets.engine.results.entities import aggregated, of_windows
-from jpets.engine.results.numbers import sigmoid, softmax
+from jpets.engine.results.numbers import normalized, sigmoid, softmax
 from jpets.engine.results.spans import best_spans, no_answer
 from jpets.errors import TooLarge
 from jpets.passage import Passage
 from jpets.tokenizing import Tokens as Encoded
-from jpets.types import Classification, Embedding, Preprocessing, Query, Regression, Span, Tokens
+from jpets.types import Classification, Embedding, FloatArray, Preprocessing, Query, Regression, Side, Span, Tokens
 from serving.app import create_app
 from serving.hosted.service import Service
 from serving.protocols.huggingface_answers import KINDS, Asked
@@ -189,6 +189,7 @@ def test_answers_are_of_whole_words_unless_told_otherwise(call: Call, engine: En
 
 @pytest.mark.parametrize(("side", "status"), [("right", 200), ("Right", 200), ("left", 422), ("both", 422)])
 def test_texts_are_cut_on_the_side_that_the_model_has(call: Call, side: str, status: int) -> None:
+    """Unless the client says that they are to be cut, or not."""
     for path, body in (
         ("/hf/vectors", {"inputs": TEXT, "truncation_direction": side}),
         ("/hf/vectors", {"inputs": TEXT, "parameters": {"truncation_direction": side}}),
@@ -198,6 +199,26 @@ def test_texts_are_cut_on_the_side_that_the_model_has(call: Call, side: str, sta
         answer = call("POST", path, json=body)
         assert answer.status_code == status
         assert status == 200 or "truncation_direction" in answer.text
+        for truncate in (True, False):
+            told = call("POST", path, json=body | {"truncate": truncate})
+            assert told.status_code == (422 if side == "both" else 200)
+
+
+def test_a_client_chooses_the_side_on_which_texts_are_cut(call: Call, engine: Engine) -> None:
+    text = " ".join(f"word {number}" for number in range(200))
+    vectors = {side: asked_embedding(engine, text, side) for side in ("left", "right")}
+    assert not np.allclose(vectors["left"], vectors["right"], atol=1e-3)
+    for side, expected in vectors.items():
+        for path in ("/hf/vectors", "/tei/vectors/embed"):
+            body = {"inputs": text, "truncate": True, "truncation_direction": side}
+            (found,) = call("POST", path, json=body).json()
+            np.testing.assert_allclose(normalized(np.asarray(found)), expected, atol=1e-4)
+
+
+def asked_embedding(engine: Engine, text: str, side: Side) -> FloatArray:
+    (found,) = engine.infer([Query("vectors", text, truncate=side)])
+    assert isinstance(found, Embedding)
+    return normalized(found.embedding)
 
 
 def test_answers_from_a_context_longer_than_a_window(client: Ask, engine: Engine) -> None:
