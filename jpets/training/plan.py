@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from jpets.config import DType
 from jpets.errors import InvalidInput
-from jpets.types import Pooling
+from jpets.types import Pooling, TruncationStrategy
 
 SWEPT = 4
 """How many learning rates a sweep tries, evenly spread on a logarithmic scale."""
@@ -105,6 +105,8 @@ class Training:
     """``embedding``: the examples are pairs of texts that belong together, or with labels that are their similarity."""
     domain: str | None = None
     """Where the backbone looks tokens up in tables: the domain of these."""
+    truncation_strategy: TruncationStrategy | None = None
+    """Which text of a pair is cut; None: as the task that training goes on from, else the longest first."""
 
 
 def rates_of(sweep: str | None, rate: float | None) -> list[float | None]:

@@ -45,12 +45,14 @@ def prepare(
     Raises ``InvalidInput``.
     """
     check_can_score()
+    known = start.preprocessing if start is not None else Preprocessing()
     rule = dataclasses.replace(
-        start.preprocessing if start is not None else Preprocessing(),
+        known,
         max_length=min(_most_tokens(training, config, start), text.longest),
         truncation=True,
         thresholds=None,
         domain=training.domain,
+        truncation_strategy=training.truncation_strategy or known.truncation_strategy,
     )
     head, names = _head(training, examples, config, start)
     _check_head(head, training)

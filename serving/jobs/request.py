@@ -24,6 +24,8 @@ from serving.http.fields import Text
 DEFAULT_METHOD = "lora"
 DataFormat = Literal["csv", "tsv", "jsonl", "parquet"]
 Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,127}$")]
+Strategy = Literal["longest_first", "only_first", "only_second"]
+"""Which text of a pair is cut."""
 Column = Annotated[Text, Field(min_length=1, max_length=256)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Rate = Annotated[Number, Field(ge=0)]
@@ -123,6 +125,7 @@ class FineTune(_Asked):
     patience: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     balanced: bool = False
     max_length: Annotated[int, Field(ge=2, le=8192)] | None = None
+    truncation_strategy: Strategy | None = None
     pooling: Literal["mean", "cls", "pooler"] = "mean"
     domain: Annotated[Text, Field(max_length=256)] | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -169,7 +172,7 @@ class Extract(_Asked):
     pooling: Literal["mean", "cls", "pooler"] | None = None
     normalize: bool | None = None
     max_length: Annotated[int, Field(ge=2, le=8192)] | None = None
-    truncation_strategy: Literal["longest_first", "only_first", "only_second"] | None = None
+    truncation_strategy: Strategy | None = None
 
     @model_validator(mode="after")
     def _has_texts(self) -> Extract:

@@ -192,6 +192,21 @@ def test_a_task_keeps_its_length_unless_another_is_asked_for() -> None:
     assert length(Training("lora", max_length=9), start) == 9
 
 
+def test_a_task_has_the_truncation_strategy_that_was_asked_for_or_that_of_its_start() -> None:
+    start, text = (
+        task_of(delta_of("lora", {"sites": ["query"], "rank": 2}, shallow().config)),
+        TextEncoder.of(shallow()),
+    )
+    second = dataclasses.replace(start, preprocessing=Preprocessing(truncation_strategy="only_second"))
+
+    def strategy(training: Training, start: Task | None) -> str:
+        return prepare(shallow().config, text, training, TEXTS, start=start).rule.truncation_strategy
+
+    assert [strategy(Training("lora"), own) for own in (None, start, second)] == [*["longest_first"] * 2, "only_second"]
+    asked = Training("lora", truncation_strategy="only_first")
+    assert strategy(asked, second) == strategy(asked, None) == "only_first"
+
+
 def test_a_task_that_nothing_improves_stays_as_it_is() -> None:
     """Held-out texts choose among all epochs, and what there was before the first."""
     plan = TrainingPlan(epochs=4, batch=8, dtype="float32", head_rate=5e-2)

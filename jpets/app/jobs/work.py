@@ -74,6 +74,7 @@ def training_of(request: FineTune) -> Training:
         request.problem,
         request.head,
         request.domain,
+        request.truncation_strategy,
     )
 
 

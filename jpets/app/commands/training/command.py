@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -17,7 +17,7 @@ from jpets.app.commands.options import named
 from jpets.app.commands.output import JsonOption
 from jpets.app.commands.tasks.store import on_command_line
 from jpets.app.commands.training.here import train_each, train_one
-from serving.jobs.request import DEFAULT_METHOD, FineTune, job_methods
+from serving.jobs.request import DEFAULT_METHOD, FineTune, Strategy, job_methods
 
 if TYPE_CHECKING:
     from jpets.training.data import Columns
@@ -99,6 +99,12 @@ def train(
     max_length: Annotated[
         int | None, typer.Option(min=2, help="tokens that texts are cut to: 128, or the length of the task of --from")
     ] = None,
+    truncation_strategy: Annotated[
+        str | None,
+        typer.Option(
+            help="text of a pair that is cut: longest_first, only_first or only_second; as in the task of --from"
+        ),
+    ] = None,
     pooling: Annotated[str, typer.Option(help="mean, cls or pooler")] = "mean",
     sweep: Annotated[str | None, typer.Option(help="rate=LOW..HIGH: the best of four rates on held-out texts")] = None,
     start: Annotated[
@@ -128,6 +134,7 @@ def train(
         ("--dtype", dtype, ("bfloat16", "float32")),
         ("--problem", problem, (None, "regression")),
         ("--head", head, (None, "embedding")),
+        ("--truncation-strategy", truncation_strategy, (None, *get_args(Strategy))),
     ):
         if value not in known:
             raise typer.BadParameter(f"{name} must be one of {', '.join(filter(None, known))}, found {value!r}")
@@ -164,6 +171,7 @@ def train(
         cast("Any", problem),
         cast("Any", head),
         domain,
+        cast("Any", truncation_strategy),
     )
     if len(data) > 1 or output.is_dir() or not output.suffix:
         alone = ("validation", "sweep", "start", "checkpoints", "devices")
