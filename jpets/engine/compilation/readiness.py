@@ -52,7 +52,7 @@ class Programs:
         if program is None:
             program = self._compile(self._replica.family, key)
             seconds = measure(self._replica, program, repeats)
-        program.seconds = program.expected = program.best = seconds if known is None else known
+        program.seconds = program.expected = seconds if known is None else known
         self._costs.set(key, program.seconds)
         self._replica.add_program(program)
 
@@ -70,7 +70,9 @@ class Programs:
         self._try_out(program)
         for own in self._replica.programs:
             if own.key == program.key:
-                own.exchange(program)
+                with self._costs.pace.lock:
+                    former = own.exchange(program)
+                del former  # while nobody waits for the lock
 
     def add(self, program: Program) -> None:
         """A program that comes while queries are served runs once beside their batches before it gets its own."""

@@ -26,7 +26,7 @@ from jpets.engine.programs.network import Network
 from jpets.engine.programs.program import Family, Program, ProgramKey
 from jpets.engine.programs.shared_file import SharedFile
 
-FORGETTING = 0.01
+FORGETTING = 0.003
 """Weight of the latest batch in what its program takes at best, where it took more: most slowness passes."""
 SURPRISE = 2.0
 """Factor by which a batch may differ from the expected time; beyond it, something else took the time."""
@@ -108,14 +108,15 @@ class CostTable:
 
     def follow(self, program: Program, seconds: float) -> None:
         """Counts the time of a batch in ``program``."""
-        known = program.seconds
-        program.seconds += HABIT * (min(max(seconds, known / SURPRISE), known * SURPRISE) - known)
-        program.followed += 1
-        usual = program.seconds / self.pace.drift
-        if program.best < math.inf:
-            program.best += (FORGETTING if usual > program.best else HABIT) * (usual - program.best)
-        elif program.followed >= 2 * SETTLED:
-            program.best = usual
+        with self.pace.lock:
+            known = program.seconds
+            program.seconds += HABIT * (min(max(seconds, known / SURPRISE), known * SURPRISE) - known)
+            program.followed += 1
+            if program.best < math.inf:
+                weight = FORGETTING if program.seconds > program.best else HABIT
+                program.best += weight * (program.seconds - program.best)
+            elif program.followed >= program.unsettled + 2 * SETTLED:
+                program.best = program.seconds
 
     def estimate(self, key: ProgramKey) -> float:
         """Measured seconds, or what the program's arithmetic says."""
@@ -145,11 +146,12 @@ class CostTable:
         self._file.update(lambda stored: {**(stored or {}), **own})
 
     def follow_up(self, programs: Iterable[Program]) -> None:
-        """Adds the times that batches of ``programs`` were found to take, as the machine was at first, and what was
-        timed here where the file has no time yet: another process may have found better ones since."""
-        drift = self.pace.drift  # the next start may find a machine with less to do
-        measured = {p.key: p.seconds / drift for p in programs if p.followed}  # a mere estimate is no measurement
+        """Adds the times that batches of ``programs`` were found to take, at best, and what was timed here where the
+        file has no time yet: another process may have found better ones since."""
+        busy = self.pace.busy  # the next start may find a machine with less to do
+        measured = {p.key: min(p.seconds / busy, p.best) for p in programs if p.followed}
         found = self._by_name(measured)
+        self._seconds.update(found)
         own = self._by_name(self._timed)
         self._file.update(lambda stored: {**own, **(stored or {}), **found})
 
@@ -159,9 +161,10 @@ class CostTable:
 
 def _parsed(text: str) -> dict[str, float]:
     try:
-        return {str(name): float(seconds) for name, seconds in json.loads(text).items()}
+        found = {str(name): float(seconds) for name, seconds in json.loads(text).items()}
     except (AttributeError, TypeError) as error:
         raise ValueError(f"not a table of costs: {error}") from error
+    return {name: seconds for name, seconds in found.items() if 0 < seconds < math.inf}
 
 
 def _written(seconds: Mapping[str, float]) -> str:

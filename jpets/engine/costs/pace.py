@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -21,8 +22,11 @@ TOGETHER_SECONDS = 2.0
 """Seconds before the latest batch in which a program ran whose time says how fast the machine is."""
 UNUSED_SECONDS = 10.0
 """Seconds without a batch after which a program's time begins to fade."""
-FADING = 0.05
-"""Part of a program's time above what it takes at best that fades in a second, more where few batches told it."""
+FADING = 0.003
+"""Part of an unused program's time beyond what it takes at best that fades with each batch of others, and in each
+second. A try costs about a batch, so few of all are tries."""
+FADING_AT_FIRST = 0.02
+"""The same of a program without a batch; divided by one and its batches."""
 
 
 class Pace:
@@ -32,8 +36,8 @@ class Pace:
         self._ready = ready
         self._now, self._until = 1.0, 0.0
         self._looked = time.monotonic()
-        self.drift = 1.0
-        """Times as long as at first that the same programs take now."""
+        self.lock = threading.Lock()
+        """Held while times of programs change: batches end in another thread than that of ``look``."""
 
     @property
     def now(self) -> float:
@@ -48,39 +52,59 @@ class Pace:
             self._until = at + LOOK_SECONDS
         return self._now
 
+    @property
+    def busy(self) -> float:
+        """How many times as long as at best the latest programs take: their median, 1 where there are none."""
+        settled = [program for program in self._ready() if 0 < program.best < math.inf]
+        latest = max((program.last_used for program in settled), default=0.0) - TOGETHER_SECONDS
+        ratios = [program.seconds / program.best for program in settled if program.last_used >= latest]
+        return _bounded(statistics.median(ratios)) if ratios else 1.0
+
     def look(self) -> None:
         """Programs that did not run since the last look become as much slower or faster as those that did; and the
         times of those that are not used fade to what they take at best. A batch that ran while something else took the
-        cores may have made a program look slower than another, and what is not used would never be found to be faster.
-
-        Only the owner calls this.
+        cores may have made a program look slower than another, and what is not used would never be found to be faster;
+        what looks faster than it is is tried, and found out.
         """
         programs, now = self._ready(), time.monotonic()
-        before, self.drift = self.drift, _bounded(self.drift * _moved(programs))
-        for program in programs:
-            if (seen := program.seen) is not None:
-                own = (1 - HABIT) ** (program.followed - seen[0])  # its own batches have told the rest
-                program.seconds *= (self.drift / before) ** own
-            if program.last_used < now - UNUSED_SECONDS:
-                self._fade(program, now - self._looked)
-            program.seen = program.followed, program.seconds
-        self._looked = now
+        with self.lock:
+            elapsed, self._looked = now - self._looked, now
+            told = _told(programs)
+            moved, busy = 1.0, 1.0
+            if told and elapsed < UNUSED_SECONDS:  # else what ran before says nothing of now
+                moved, busy = statistics.median(told), self.busy
+            for program in programs:
+                if program.seen is not None:
+                    program.seconds *= _untold(program, moved)
+                if program.last_used < now - UNUSED_SECONDS:
+                    self._fade(program, busy, elapsed + len(told))
+                program.seen = program.followed, program.seconds
 
-    def _fade(self, program: Program, elapsed: float) -> None:
-        best = program.expected * self.now if program.best == math.inf else program.best * self.drift
-        if 0 < best < program.seconds:
-            kept = 1 - max(FADING, 1 / (1 + program.followed))
-            program.seconds = best + kept**elapsed * (program.seconds - best)
+    def _fade(self, program: Program, busy: float, steps: float) -> None:
+        settled = program.best < math.inf
+        best = program.best * busy if settled else program.expected * self.now
+        if 0 < best < program.seconds or settled:
+            kept = 1 - max(FADING, FADING_AT_FIRST / (1 + program.followed))
+            program.seconds = best + kept**steps * (program.seconds - best)
 
 
-def _moved(programs: Iterable[Program]) -> float:
-    """How many times as long as at the last look the same programs take: what the median batch since then says."""
+def _untold(program: Program, moved: float) -> float:
+    """The part of ``moved`` that a program's own batches since the last look have not told."""
+    assert program.seen is not None
+    followed, seconds = program.seen
+    rest = moved * seconds / program.seconds if program.seconds > 0 else moved
+    least, most = sorted((1.0, moved))
+    return float(min(most, max(least, rest)) ** ((1 - HABIT) ** (program.followed - followed)))
+
+
+def _told(programs: Iterable[Program]) -> list[float]:
+    """How many times as long as at the last look programs take: of each batch since then."""
     told: list[float] = []
     for program in programs:
         if program.seen is not None and program.best < math.inf:  # else its own estimate may be what was wrong
             followed, seconds = program.seen
             told += [program.seconds / seconds] * (program.followed - followed) if seconds > 0 else []
-    return statistics.median(told) if told else 1.0
+    return told
 
 
 def _bounded(times: float) -> float:

@@ -154,8 +154,10 @@ class Program:
     """What ``seconds`` was when it came, before any batch; 0 where it was not known."""
     followed: int = 0
     """Batches that have changed ``seconds``."""
+    unsettled: int = 0
+    """``followed`` when its code came: the batches before tell nothing of it."""
     best: float = math.inf
-    """What it takes while nothing else takes the cores, as far as settled, as the machine was at first."""
+    """What it takes while nothing else takes the cores, once batches have settled it."""
     seen: tuple[int, float] | None = None
     """``followed`` and ``seconds`` at the latest look at all programs; None where its code is another one since."""
     computed: float = 0.0
@@ -183,16 +185,16 @@ class Program:
         """Whether its functions were compiled one by one."""
         return isinstance(self.compiled, Chain)
 
-    def exchange(self, other: Program) -> None:
-        """Takes the code of another program of its key, from the next batch on."""
+    def exchange(self, other: Program) -> jax.stages.Compiled | Chain:
+        """Takes the code of another program of its key, from the next batch on. Returns its own, which is freed with
+        the last reference to it; that takes a while."""
         self.stored_bytes, self.mappings = other.stored_bytes, other.mappings
         former, self.compiled = self.compiled, other.compiled
-        self.seen = None
         self.seconds *= 1 - WHOLE_GAIN
         self.expected *= 1 - WHOLE_GAIN
-        self.best *= 1 - WHOLE_GAIN
+        self.best, self.unsettled, self.seen = math.inf, self.followed, None
         self.__dict__.pop("memory", None)
-        del former  # its code goes, which takes a while, when all else is exchanged
+        return former
 
     @functools.cached_property
     def memory(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -59,18 +60,27 @@ def test_one_strange_batch_says_little(table: CostTable) -> None:
 
 def test_what_is_kept_says_nothing_of_other_work_on_the_machine(table: CostTable) -> None:
     """The next start may find less of it, and programs that it compiles are timed beside these."""
-    busy = dataclasses.replace(program(0.010), expected=0.005, followed=2 * SETTLED)
-    other = dataclasses.replace(busy, key=ProgramKey(Bucket(64, ((2, 32),)), Variant()), seconds=0.024)
+    busy = dataclasses.replace(program(0.010), expected=0.005, best=0.010, followed=2 * SETTLED)
+    other = dataclasses.replace(busy, key=ProgramKey(Bucket(64, ((2, 32),)), Variant()), seconds=0.024, best=0.024)
     table.pace = Pace(lambda: [busy, other])
     table.pace.look()
-    for _ in range(100):
+    for _ in range(30):
         table.follow(busy, 0.020)
     table.pace.look()
-    assert other.seconds == pytest.approx(0.048, rel=0.01)
+    assert other.seconds == pytest.approx(0.048, rel=0.05)
     table.follow_up([busy, other])
+    for own, seconds in ((busy, 0.010), (other, 0.024)):
+        assert table.get(own.key) == table.estimate(own.key) == pytest.approx(seconds, rel=0.1)
     table.reload()
-    assert table.get(busy.key) == pytest.approx(0.010, rel=0.01), "and not what was expected of it"
-    assert table.get(other.key) == pytest.approx(0.024, rel=0.01)
+    assert table.get(busy.key) == pytest.approx(0.010, rel=0.1), "and not what was expected of it"
+
+
+def test_times_that_are_none_are_not_read(table: CostTable) -> None:
+    path = table._file.path
+    names = [table._name(ProgramKey(Bucket(n, ((1, n),)), Variant())) for n in (8, 16, 24, 32)]
+    path.write_text(json.dumps(dict(zip(names, (0.0, -1.0, float("nan"), 0.01), strict=True))))
+    table.reload()
+    assert [table._seconds.get(name) for name in names] == [None, None, None, 0.01]
 
 
 def test_a_program_learns_what_is_left_beside_heavy_rows(engine: Engine) -> None:

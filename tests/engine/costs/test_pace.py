@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from unittest import mock
 
@@ -50,4 +51,4 @@ def test_a_program_with_faster_code_is_expected_to_take_less() -> None:
     own.best = 0.02
     own.exchange(whole)
     assert own.expected == pytest.approx(0.009)
-    assert own.best == pytest.approx(0.018)
+    assert own.best == math.inf, "what the former code took at best says nothing of it"
