@@ -132,8 +132,11 @@ class LocalBlobs:
         return digest
 
     def sync(self) -> None:
-        with _stored("the folder of blobs", "written"), space_errors():
-            sync_folder(self._folder)
+        try:
+            with _stored("the folder of blobs", "written"), space_errors():
+                sync_folder(self._folder)
+        except OSError as error:  # of the process, as too many open files: no upload's own
+            raise Saturated(f"the folder of blobs cannot be written now: {error.strerror}; try again") from error
 
     def read(self, digest: str) -> bytes:
         with _reading(digest):

@@ -6,14 +6,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from checkpoints.dialects import Name, catalogue_url, dialect_of, make_engine
-from checkpoints.grouped import Grouped
+from checkpoints.grouped import Grouped, Outcome
 from jpets.errors import JpetsError, Saturated
 from jpets.watch import Watch
 
@@ -128,7 +127,7 @@ class Catalog:
     def __init__(self, place: Path | str) -> None:
         """``place``: SQLite's file, or a URL of SQLAlchemy's. Raises ``InvalidInput`` for an invalid URL."""
         self._writer = threading.Lock()  # threads queue here in turn; the database's own lock may be unfair
-        self._shared = Grouped[Shared, Future[Any]](self._write_all)
+        self._shared = Grouped[Shared, Outcome[Any]](self._write_all)
         url = sa.URL.create("sqlite", database=str(place)) if isinstance(place, Path) else catalogue_url(place)
         self._dialect = dialect_of(url, BUSY_SECONDS)
         self._engine = make_engine(self._dialect, url)
@@ -160,8 +159,8 @@ class Catalog:
         What ``work`` did is taken back where it raises an error, and that of the others stays. Errors of ``last``, and
         those of the catalogue, are all calls'.
         """
-        done: Future[T] = self._shared((work, last))
-        return done.result()
+        outcome: Outcome[T] = self._shared((work, last))
+        return outcome.take()
 
     def watch(self, table: sa.Table) -> Watch:
         """A watch for changes that ``table`` counts, by any writer. It is told of them where the database tells."""
@@ -172,7 +171,7 @@ class Catalog:
             self._listener.close()
         self._engine.dispose()
 
-    def _write_all(self, calls: Sequence[Shared]) -> Sequence[Future[Any]]:
+    def _write_all(self, calls: Sequence[Shared]) -> Sequence[Outcome[Any]]:
         with self.write() as connection:
             done = [_attempt(connection, work) for work, _ in calls]
             for last in dict.fromkeys(last for _, last in calls if last is not None):
@@ -214,14 +213,21 @@ class Catalog:
             raise
 
 
-def _attempt(connection: sa.Connection, work: Work[T]) -> Future[T]:
-    """What ``work`` returns or raises. Raises errors of the database itself: they concern the whole transaction."""
-    done = Future[T]()
+def _attempt(connection: sa.Connection, work: Work[T]) -> Outcome[T]:
+    """What ``work`` returns or raises. Raises errors of the database itself: they concern the whole transaction, which
+    it may have taken back already, and the savepoint with it."""
+    outcome, savepoint = Outcome[T](), connection.begin_nested()
     try:
-        with connection.begin_nested():
-            done.set_result(work(connection))
+        found = work(connection)
+        savepoint.commit()
     except sa.exc.SQLAlchemyError:
         raise
     except Exception as error:  # noqa: BLE001 (it is for who asked for the work)
-        done.set_exception(error)
-    return done
+        try:
+            savepoint.rollback()
+        except sa.exc.SQLAlchemyError:
+            raise error from None
+        outcome.fail(error)
+    else:
+        outcome.set(found)
+    return outcome

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jpets.engine.interface import Serves
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.errors import InvalidTask, JpetsError, NotFound, OutOfSpace, Preparing, UnknownClass
+from jpets.errors import InvalidTask, JpetsError, NotFound, OutOfSpace, Preparing, UnknownClass, one_line
 from jpets.types import Task, TaskName
 from serving.hosted.layout import Known, layout_of
 from serving.hosted.read_ahead import ReadAhead
@@ -34,11 +34,11 @@ class Preparation(NamedTuple):
 
 @contextlib.contextmanager
 def told(name: TaskName, otherwise: str) -> Iterator[None]:
-    """A problem of the catalogue is no answer to a request whose own outcome is known; the log has it."""
+    """A problem of the catalogue, of any kind, is no answer to a request whose own outcome is known; the log has it."""
     try:
         yield
-    except JpetsError as error:
-        log.warning("%s: %s", otherwise, error.message, extra={"task": name.id})
+    except Exception as error:  # noqa: BLE001 (another upload of the same commit may have met it)
+        log.warning("%s: %s", otherwise, one_line(error), extra={"task": name.id})
 
 
 class Preparations:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from support import wait_until
 
-from checkpoints.grouped import Grouped
+from checkpoints.grouped import Grouped, Outcome
 
 
 class Doubling:
@@ -69,3 +72,41 @@ def test_calls_one_after_the_other_are_groups_of_their_own() -> None:
     with pytest.raises(ValueError, match="a negative number"):
         double(-1)
     assert double(3) == 6 and work.groups == [[1], [2], [-1], [3]]
+
+
+def test_work_that_answers_too_few_leaves_nobody_waiting(pool: ThreadPoolExecutor) -> None:
+    short = Grouped[int, int](lambda given: [])
+    for call in [pool.submit(short, number) for number in range(8)]:
+        with pytest.raises(ValueError, match="shorter"):
+            call.result(30)
+
+
+class Content:
+    """What can be watched."""
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["alone", "its group"])
+def test_what_an_error_was_about_is_free_once_it_is_told(refused: bool) -> None:
+    """Without a search for cycles: files are large."""
+
+    def work(given: Sequence[Content]) -> Sequence[Outcome[int]]:
+        if not refused:
+            raise ValueError("no")
+        outcome = Outcome[int]()
+        try:
+            raise ValueError(f"no {given[0]}")
+        except ValueError as error:
+            outcome.fail(error)
+        return [outcome]
+
+    def ask() -> weakref.ref[Content]:
+        content = Content()
+        with contextlib.suppress(ValueError):
+            Grouped(work)(content).take()
+        return weakref.ref(content)
+
+    gc.disable()
+    try:
+        assert ask()() is None
+    finally:
+        gc.enable()

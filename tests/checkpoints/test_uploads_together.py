@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import stat
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 from support import wait_until
@@ -22,7 +25,7 @@ from checkpoints.catalog import BACKBONES, VERSIONS, WRITE
 from checkpoints.repository import Repository
 from checkpoints.task_file import read_task
 from checkpoints.versions import StoredTask
-from jpets.errors import Conflict, Saturated
+from jpets.errors import Conflict, OutOfSpace, Saturated
 from jpets.files import sync_folder
 
 Uploads = Sequence[Future[StoredTask]]
@@ -205,3 +208,45 @@ def test_what_was_done_before_an_error_is_taken_back(repository: Repository) -> 
     with pytest.raises(ZeroDivisionError):
         repository._catalog.shared_write(fail)
     assert repository.backbones() == []
+
+
+def test_a_process_without_files_left_is_told_to_come_again(
+    repository: Repository, files: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no fault of the upload, which may share the sync with others."""
+    few = mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    with monkeypatch.context() as patched:
+        patched.setattr("checkpoints.blobs.sync_folder", few)
+        with pytest.raises(Saturated, match="Too many open files; try again"):
+            repository.put("task", files[0])
+    assert repository.put("task", files[0]).version == 1
+
+
+def test_a_catalogue_that_may_not_grow_says_so(files: list[bytes], tmp_path: Path) -> None:
+    """SQLite takes a whole transaction back where a statement finds no room, and its savepoints are gone then."""
+
+    def limit(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count=60")
+
+    stored = 0
+    with contextlib.closing(Repository(tmp_path / "own")) as repository:
+        with listening(repository, "begin", limit), pytest.raises(OutOfSpace):
+            for number in range(3000):
+                repository.put(f"{number:0120d}", files[0])
+                stored += 1
+        assert 0 < stored < 3000
+        assert len(repository.list(limit=3000)[0]) == stored
+
+
+def test_bytes_of_a_refused_upload_are_free_at_once(repository: Repository, files: list[bytes]) -> None:
+    def refused() -> weakref.ref[np.ndarray]:
+        content = np.frombuffer(bytearray(files[0]), np.uint8)
+        with contextlib.suppress(Conflict):
+            repository.put("task", memoryview(content), if_match=5)
+        return weakref.ref(content)
+
+    gc.disable()
+    try:
+        assert refused()() is None
+    finally:
+        gc.enable()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from jpets.app.commands.client.client import NoAnswer
 from jpets.app.commands.tasks.files import for_each
 from jpets.errors import InvalidTask
 
@@ -42,3 +43,21 @@ def test_one_that_fails_is_told_in_its_place(tmp_path: Path, at_once: int, capsy
     assert ended.value.exit_code == 1
     assert told == ["one", "two"]
     assert capsys.readouterr().err == f"error: {tmp_path}/bad: no task\nerror: 1 of 3 files failed\n"
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_what_was_done_before_a_server_left_is_told(tmp_path: Path, at_once: int) -> None:
+    files = [tmp_path / str(number) for number in range(40)]
+    done: list[Path] = []
+
+    def work(file: Path) -> Path:
+        if file.name == "5":
+            raise NoAnswer("no answer")
+        done.append(file)
+        return file
+
+    told: list[Path] = []
+    with pytest.raises(NoAnswer):
+        for_each(files, work, told.append, at_once)
+    assert told == sorted(done, key=files.index)
+    assert len(done) < 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -171,7 +172,7 @@ def test_an_upload_that_fails_costs_no_older_version(
         broken.setattr(Preparations, "serve", mock.Mock(side_effect=Saturated("not now")))
         assert put(call, make_task("topic")).status_code == 503
     assert versions() == [1, 2, 3, 4, 5]
-    failing = mock.Mock(side_effect=Saturated("the catalogue is busy"))
+    failing = mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))  # of another upload of its commit
     with monkeypatch.context() as busy:
         busy.setattr(service.repository, "retain", failing)
         answer = put(call, make_task("topic"))

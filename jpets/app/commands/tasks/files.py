@@ -42,13 +42,18 @@ def check_file(path: Path) -> None:
 def for_each(files: Sequence[Path], work: Callable[[Path], T], tell: Callable[[T], None], at_once: int = 1) -> None:
     """Tells what ``work`` gives of each file, in their order, ``at_once`` of them in threads. While one is told,
     work on only a few more begins. Where it fails, that is reported in a line with the file's name, the others go on,
-    and the command ends with exit code 1. Where a server no longer answers, ``NoAnswer`` ends it at once."""
+    and the command ends with exit code 1. Where a server no longer answers no more work begins, what was done by then
+    is told, and ``NoAnswer`` ends it."""
     if len(files) == 1:
         check_file(files[0])
         tell(work(files[0]))
         return
 
+    lost: list[NoAnswer] = []
+
     def checked(file: Path) -> T:
+        if lost:
+            raise lost[0]
         check_file(file)
         return work(file)
 
@@ -57,11 +62,13 @@ def for_each(files: Sequence[Path], work: Callable[[Path], T], tell: Callable[[T
         for file, result in begun:
             try:
                 tell(result())
-            except NoAnswer:
-                raise
+            except NoAnswer as error:
+                lost.append(error)
             except (JpetsError, OSError) as error:
                 report_error(f"{file}: {one_line(error)}")
                 failed += 1
+    if lost:
+        raise lost[0]
     if failed:
         report_error(f"{failed} of {len(files)} files failed")
         raise typer.Exit(1)
