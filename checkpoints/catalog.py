@@ -223,10 +223,7 @@ def _attempt(connection: sa.Connection, work: Work[T]) -> Outcome[T]:
     except sa.exc.SQLAlchemyError:
         raise
     except Exception as error:  # noqa: BLE001 (it is for who asked for the work)
-        try:
-            savepoint.rollback()
-        except sa.exc.SQLAlchemyError:
-            raise error from None
+        savepoint.rollback()
         outcome.fail(error)
     else:
         outcome.set(found)

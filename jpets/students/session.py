@@ -30,7 +30,7 @@ from jpets.training.methods import checked_settings, first_stage, is_direct, lea
 from jpets.training.metrics import check_can_score, main_name, scores
 from jpets.training.predict import group_logits
 from jpets.training.run import Keeper, UpdateReport
-from jpets.training.tokens import text_encoder
+from jpets.training.tokens import encoded, text_encoder
 from jpets.types import BackboneRef, LoadedBackbone, Preprocessing, Query, Students, Task
 
 STUDENT_METHOD = "lora"
@@ -170,7 +170,7 @@ def group_scores(task: Task, backbone: LoadedBackbone, examples: Sequence[Exampl
 
 
 def _texts(examples: Sequence[Example], text: TextEncoder, rule: Preprocessing, teacher: Teacher) -> Texts:
-    tokens = [text.encode(Query(None, each.plain, each.text_pair), rule) for each in examples]
+    tokens = [encoded(text, Query(None, each.plain, each.text_pair), rule) for each in examples]
     return Texts(tokens, teacher.lessons(examples))
 
 

@@ -56,6 +56,7 @@ def prepare(
     )
     head, names = _head(training, examples, config, start)
     _check_head(head, training)
+    _check_strategy(rule, head, training, examples)
     rows = make_rows(examples, head, names, text, rule, balanced=training.balanced)
     if held_out:
         judged = make_rows(held_out, head, names, text, rule, balanced=training.balanced)
@@ -111,6 +112,21 @@ def _check_head(head: Head, training: Training) -> None:
         raise InvalidInput(f"problem: expected labels of texts for {training.problem}, found {found}")
     if training.head not in (None, found):
         raise InvalidInput(f"head: expected a task with {training.head} to go on from, found {found}")
+
+
+def _check_strategy(rule: Preprocessing, head: Head, training: Training, examples: Sequence[Example]) -> None:
+    """Raises ``InvalidInput`` where the second text of a pair is to be cut and there is none: the task would be trained
+    on texts that a server refuses."""
+    paired = any(each.text_pair is not None for each in examples)
+    if training.truncation_strategy != "only_second":
+        return
+    if rule.template is not None:
+        found = "a template, which makes one text of a pair"
+    elif head.type in ("embedding", "token-classification") or not paired:
+        found = "texts that are read alone"
+    else:
+        return
+    raise InvalidInput(f"truncation_strategy: only_second cuts the second text of a pair, found {found}; leave it out")
 
 
 def _split(rows: Rows, training: Training) -> tuple[Rows, Rows]:

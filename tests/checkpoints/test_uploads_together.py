@@ -250,3 +250,14 @@ def test_bytes_of_a_refused_upload_are_free_at_once(repository: Repository, file
         assert refused()() is None
     finally:
         gc.enable()
+
+
+def test_a_database_that_leaves_while_one_is_taken_back_tells_nobody_of_that_one(
+    repository: Repository, files: list[bytes], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = sa.exc.OperationalError("ROLLBACK", {}, OSError("the server closed the connection"))
+    with waiting(pool, repository, files, if_match=3) as calls:
+        monkeypatch.setattr(sa.NestedTransaction, "rollback", mock.Mock(side_effect=gone))
+    errors = [call.exception(30) for call in calls]
+    assert errors[0] is None and not any(isinstance(error, Conflict) for error in errors)
+    assert all(errors[1:]) and len(repository.list()[0]) == 1

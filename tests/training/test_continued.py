@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support import shallow
 
+from jpets.app.jobs.work import training_of
 from jpets.deltas import METHODS
 from jpets.deltas.fold import fold_pooler, pooler_weight
 from jpets.deltas.mask import MaskScores
@@ -29,6 +30,7 @@ from jpets.training.prepared import prepare
 from jpets.training.session import run_training
 from jpets.training.tokens import rectangle
 from jpets.types import BackboneRef, Delta, Preprocessing, Task
+from serving.jobs.request import FineTune
 
 CONFIG = dataclasses.replace(shallow().config, layers=1)
 RULE = Preprocessing(max_length=16, truncation=True)
@@ -205,6 +207,13 @@ def test_a_task_has_the_truncation_strategy_that_was_asked_for_or_that_of_its_st
     assert [strategy(Training("lora"), own) for own in (None, start, second)] == [*["longest_first"] * 2, "only_second"]
     asked = Training("lora", truncation_strategy="only_first")
     assert strategy(asked, second) == strategy(asked, None) == "only_first"
+    asked = training_of(FineTune(task="own", truncation_strategy="only_second"))
+    pairs = [dataclasses.replace(each, text_pair="a game") for each in TEXTS]
+    assert prepare(shallow().config, text, asked, pairs).rule.truncation_strategy == "only_second"
+    templated = dataclasses.replace(start, preprocessing=Preprocessing(template="{text} or {text_pair}"))
+    for examples, own, found in ((TEXTS, None, "read alone"), (pairs, templated, "a template")):
+        with pytest.raises(InvalidInput, match=f"truncation_strategy: .* found .*{found}"):
+            prepare(shallow().config, text, asked, examples, start=own)
 
 
 def test_a_task_that_nothing_improves_stays_as_it_is() -> None:
