@@ -22,11 +22,15 @@ TOGETHER_SECONDS = 2.0
 """Seconds before the latest batch in which a program ran whose time says how fast the machine is."""
 UNUSED_SECONDS = 10.0
 """Seconds without a batch after which a program's time begins to fade."""
-FADING = 0.003
-"""Part of an unused program's time beyond what it takes at best that fades with each batch of others, and in each
-second. A try costs about a batch, so few of all are tries."""
+FADING = 0.001
+"""Part of an unused program's time beyond what it takes at best that fades with each batch of others. A try costs about
+a batch, so few of all are tries."""
 FADING_AT_FIRST = 0.02
 """The same of a program without a batch; divided by one and its batches."""
+FADING_SECONDS = 10.0
+"""Seconds in which as much fades as with a batch."""
+IDLE_SECONDS = 600.0
+"""Seconds without a batch after which all is tried again that was slow."""
 
 
 class Pace:
@@ -73,11 +77,13 @@ class Pace:
             moved, busy = 1.0, 1.0
             if told and elapsed < UNUSED_SECONDS:  # else what ran before says nothing of now
                 moved, busy = statistics.median(told), self.busy
+            batches = sum(p.followed - p.seen[0] for p in programs if p.seen is not None)
+            steps = batches + elapsed / FADING_SECONDS if elapsed < IDLE_SECONDS else math.inf
             for program in programs:
                 if program.seen is not None:
                     program.seconds *= _untold(program, moved)
                 if program.last_used < now - UNUSED_SECONDS:
-                    self._fade(program, busy, elapsed + len(told))
+                    self._fade(program, busy, steps)
                 program.seen = program.followed, program.seconds
 
     def _fade(self, program: Program, busy: float, steps: float) -> None:

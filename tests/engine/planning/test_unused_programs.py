@@ -134,7 +134,7 @@ def test_a_machine_that_is_slow_in_bursts_is_not_taken_for_a_slower_one(machine:
     for _ in range(8):
         assert machine.use_cheapest((1.5, 1.5), 500) < 0.02
         assert machine.use_cheapest((1.0, 1.0), 60, every=1.05) < 0.05
-    assert machine.middle.seconds == pytest.approx(0.004, rel=0.2)
+    assert machine.middle.seconds == pytest.approx(0.004, rel=0.25)
 
 
 def test_a_machine_that_was_much_slower_for_a_while_is_what_it_was(machine: Machine) -> None:
@@ -162,7 +162,7 @@ def test_a_program_that_becomes_slower_alone_is_left(machine: Machine) -> None:
     """It alone tells how fast the machine is; what others take at best is not forgotten."""
     machine.runs(machine.middle, 0.004, 3 * SETTLED)
     machine.runs(machine.small, 0.003, 3 * SETTLED)
-    assert machine.use_cheapest((2.0, 1.0), 3000, every=1.05) > 0.85
+    assert machine.use_cheapest((2.0, 1.0), 6000, every=1.05) > 0.85
 
 
 def test_what_ran_before_a_pause_says_nothing_of_the_machine(machine: Machine) -> None:
