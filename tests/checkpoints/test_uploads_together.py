@@ -242,7 +242,7 @@ def test_bytes_of_a_refused_upload_are_free_at_once(repository: Repository, file
     def refused() -> weakref.ref[np.ndarray]:
         content = np.frombuffer(bytearray(files[0]), np.uint8)
         with contextlib.suppress(Conflict):
-            repository.put("task", memoryview(content), if_match=5)
+            repository.put("task", content.data, if_match=5)
         return weakref.ref(content)
 
     gc.disable()

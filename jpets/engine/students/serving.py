@@ -205,8 +205,8 @@ class StudentServing(Serves):
                 self._retiring.submit(self._remove, group)
 
     def _combine(self, group: Group, found: Sequence[Result]) -> Result:
-        parts = [group.reworded(own) for own in found]
-        result = combined(group.entry.task, group.outline, parts, fixed=self.size.rule.fixed)
+        found = [group.reworded(own) for own in found]
+        result = combined(group.entry.task, group.outline, found, fixed=self.size.rule.fixed)
         if result.students is not None:
             with self._counting:
                 self._answers[result.students] += 1
@@ -219,8 +219,7 @@ class StudentServing(Serves):
     def lower_task(self, task: Task | LoweredTask) -> LoweredTask:
         if isinstance(task, LoweredTask) or task.students is None:
             return self.engine.lower_task(task)
-        students = tuple(self.engine.lower_task(own) for own in task.parts)
-        return LoweredTask(task, task, (), NO_LEAD, students)
+        return LoweredTask(task, task, (), NO_LEAD, tuple(map(self.engine.lower_task, task.parts)))
 
     def check_task(self, task: Task | LoweredTask, *, stays: bool = True) -> None:
         lowered = self.lower_task(task)
