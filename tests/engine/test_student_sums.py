@@ -12,7 +12,16 @@ from groups import group_task
 from support import logits_of
 
 from jpets.engine.students.combining import combined, when_all
-from jpets.errors import DeadlineExceeded, EngineFailure, JpetsError, NotFinite, OutOfSpace, Preparing
+from jpets.errors import (
+    DeadlineExceeded,
+    EngineFailure,
+    InvalidTask,
+    JpetsError,
+    NotFinite,
+    OutOfSpace,
+    Preparing,
+    Saturated,
+)
 from jpets.types import Embedding, Failure, Result
 
 
@@ -39,7 +48,7 @@ def test_sums_stop_at_the_first_student_without_a_vector() -> None:
     assert isinstance(combined("group", None, [result(None), result(vectors[1])]).error, NotFinite)
 
 
-@pytest.mark.parametrize("error", [Preparing, DeadlineExceeded, OutOfSpace, EngineFailure])
+@pytest.mark.parametrize("error", [Preparing, Saturated, DeadlineExceeded, OutOfSpace])
 def test_a_fixed_number_answers_or_none_while_a_reason_passes(error: type[JpetsError]) -> None:
     task = group_task()
     outline = dataclasses.replace(task, deltas=())
@@ -48,8 +57,8 @@ def test_a_fixed_number_answers_or_none_while_a_reason_passes(error: type[JpetsE
     whole = combined("group", outline, found, fixed=True)
     assert isinstance(whole, Failure) and isinstance(whole.error, error) and whole.task == "group"
     assert combined("group", outline, found).students == 1
-    damaged = [vectors[0], failed(NotFinite("no number")), vectors[2]]
-    assert combined("group", outline, damaged, fixed=True).students == 1, "it would never answer"
+    for lasting in (NotFinite("no number"), EngineFailure("a lost device"), InvalidTask("a damaged file")):
+        assert combined("group", outline, [vectors[0], failed(lasting), vectors[2]], fixed=True).students == 1
 
 
 def test_cancelling_a_query_cancels_its_students() -> None:

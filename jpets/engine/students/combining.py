@@ -10,11 +10,11 @@ from concurrent.futures import Future
 import numpy as np
 
 from jpets.engine.results.results import failure, row_result
-from jpets.errors import InvalidInput, JpetsError, NotFinite, NotFound
+from jpets.errors import DeadlineExceeded, JpetsError, OutOfSpace, Saturated
 from jpets.types import Embedding, FloatArray, Result, Task, Timing
 
-LASTING = (InvalidInput, NotFound, NotFinite)
-"""Errors of a student that the same query would get again."""
+PASSING = (Saturated, OutOfSpace, DeadlineExceeded)
+"""Errors of a student that the same query need not get again."""
 
 
 def combined(id: str, task: Task | None, found: Sequence[Result], *, fixed: bool = False) -> Result:
@@ -27,7 +27,7 @@ def combined(id: str, task: Task | None, found: Sequence[Result], *, fixed: bool
     for each in found:
         if not isinstance(each, Embedding):
             problem = each.error
-            if fixed and problem is not None and not isinstance(problem, LASTING):
+            if fixed and isinstance(problem, PASSING):
                 return failure(id, problem, each.tokens, each.timing)
             break
         vectors.append(each.embedding)
