@@ -79,7 +79,10 @@ WRITERS: Mapping[str, Mapping[str, str]] = {
     "two-servers": {
         "docs/results/cpu-2core/two-servers-postgresql.json": (
             f"{SCRIPT} faults.two_servers --rate 50 --queries 100 --catalogue URL --json FILE"
-        )
+        ),
+        "docs/results/cpu-2core/two-servers-postgresql-10.json": (
+            f"{SCRIPT} faults.two_servers --rate 10 --queries 20 --seconds 30 --catalogue URL --json FILE"
+        ),
     },
     "small-tasks": {"docs/results/cpu-2core/small-tasks.jsonl": f"{SCRIPT} experiments.small_tasks FILE"},
     "demo-tasks": {"checkpoints/demo/results.json": f"{SCRIPT} experiments.demo_tasks --out checkpoints/demo"},

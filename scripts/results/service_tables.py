@@ -107,18 +107,24 @@ def soak() -> str:
 
 
 def two_servers() -> str:
-    own = json.loads((RESULTS / "cpu-2core" / "two-servers-postgresql.json").read_text())
-    changes = ", ".join(f"{count} of kind {kind}" for kind, count in own["changes"].items())
-    queries = ", ".join(f"{count} {outcome}" for outcome, count in own["queries"].items())
+    runs = {
+        "50 uploads, 100 queries a second": "two-servers-postgresql.json",
+        "10 uploads, 20 queries a second": "two-servers-postgresql-10.json",
+    }
+    found = [json.loads((RESULTS / "cpu-2core" / name).read_text()) for name in runs.values()]
     rows = [
-        ["changes", changes],
-        ["uploads a second, of 50 that were asked for", f"{own['uploads_a_second']:.1f}"],
+        ["changes", *(_counts(own["changes"], " of kind ") for own in found)],
+        ["uploads a second", *(f"{own['uploads_a_second']:.1f}" for own in found)],
         ["seconds until the other server had a change, median and worst",
-         f"{own['median_seconds']:.2f}, {own['worst_seconds']:.2f}"],
-        ["uploads lost", f"{own['uploads_lost']}"],
-        ["queries that named a version, answered", queries],
+         *(f"{own['median_seconds']:.2f}, {own['worst_seconds']:.2f}" for own in found)],
+        ["uploads lost", *(f"{own['uploads_lost']}" for own in found)],
+        ["queries that named a version, answered", *(_counts(own["queries"], " ") for own in found)],
     ]  # fmt: skip
-    return markdown_table(["", ""], rows, left=2)
+    return markdown_table(["asked for", *runs], rows, left=3)
+
+
+def _counts(found: Mapping[str, int], between: str) -> str:
+    return ", ".join(f"{count}{between}{what}" for what, count in found.items())
 
 
 def costs(found: Sequence[Document]) -> str:
