@@ -117,12 +117,12 @@ def _check_head(head: Head, training: Training) -> None:
 def _check_strategy(rule: Preprocessing, head: Head, training: Training, examples: Sequence[Example]) -> None:
     """Raises ``InvalidInput`` where the second text of a pair is to be cut and there is none: the task would be trained
     on texts that a server refuses."""
-    paired = any(each.text_pair is not None for each in examples)
     if training.truncation_strategy != "only_second":
         return
+    alone = head.type in ("embedding", "token-classification") or all(each.text_pair is None for each in examples)
     if rule.template is not None:
         found = "a template, which makes one text of a pair"
-    elif head.type in ("embedding", "token-classification") or not paired:
+    elif alone:
         found = "texts that are read alone"
     else:
         return

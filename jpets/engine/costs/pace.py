@@ -50,9 +50,7 @@ class Pace:
         quiet one, each that was never tried would look faster than those that run."""
         if (at := time.monotonic()) >= self._until:
             known = [p for p in self._ready() if p.followed >= SETTLED and p.expected > 0]
-            latest = max((p.last_used for p in known), default=0.0) - TOGETHER_SECONDS
-            ratios = [p.seconds / p.expected for p in known if p.last_used >= latest]
-            self._now = _bounded(statistics.median(ratios)) if ratios else 1.0
+            self._now = _of_latest(known, lambda program: program.expected)
             self._until = at + LOOK_SECONDS
         return self._now
 
@@ -60,9 +58,7 @@ class Pace:
     def busy(self) -> float:
         """How many times as long as at best the latest programs take: their median, 1 where there are none."""
         settled = [program for program in self._ready() if 0 < program.best < math.inf]
-        latest = max((program.last_used for program in settled), default=0.0) - TOGETHER_SECONDS
-        ratios = [program.seconds / program.best for program in settled if program.last_used >= latest]
-        return _bounded(statistics.median(ratios)) if ratios else 1.0
+        return _of_latest(settled, lambda program: program.best)
 
     def look(self) -> None:
         """Programs that did not run since the last look become as much slower or faster as those that did; and the
@@ -113,5 +109,8 @@ def _told(programs: Iterable[Program]) -> list[float]:
     return told
 
 
-def _bounded(times: float) -> float:
-    return min(MOST, max(1 / MOST, times))
+def _of_latest(programs: Sequence[Program], usual: Callable[[Program], float]) -> float:
+    """How many times as long as ``usual`` those take that ran last: their median, bounded; 1 where there are none."""
+    latest = max((program.last_used for program in programs), default=0.0) - TOGETHER_SECONDS
+    ratios = [program.seconds / usual(program) for program in programs if program.last_used >= latest]
+    return min(MOST, max(1 / MOST, statistics.median(ratios))) if ratios else 1.0
