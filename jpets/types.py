@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from jpets.access import DEFAULT_TENANT as DEFAULT_TENANT
 from jpets.config import BackboneConfig
+from jpets.kinds import Aggregation as Aggregation
+from jpets.kinds import HeadType as HeadType
+from jpets.kinds import Pooling as Pooling
+from jpets.kinds import Problem as Problem
+from jpets.kinds import Relevance as Relevance
+from jpets.kinds import Side as Side
+from jpets.kinds import TruncationStrategy as TruncationStrategy
 from jpets.results import Answer as Answer
 from jpets.results import Classification as Classification
 from jpets.results import Embedding as Embedding
@@ -26,16 +33,6 @@ from jpets.results import Tensors as Tensors
 from jpets.results import Timing as Timing
 from jpets.results import Tokens as Tokens
 
-HeadType = Literal["sequence-classification", "token-classification", "question-answering", "embedding", "fill-mask"]
-Problem = Literal["single-label", "multi-label", "regression"]
-Pooling = Literal["cls", "mean", "pooler"]
-Relevance = Literal["sigmoid", "raw"]
-Aggregation = Literal["none", "simple", "first", "average", "max"]
-"""How labels of tokens become entities."""
-Side = Literal["left", "right"]
-"""Of a text."""
-TruncationStrategy = Literal["longest_first", "only_first", "only_second"]
-"""Which text of a pair that is too long is cut, as Hugging Face's tokenizers do it."""
 UNLABELLED: Sequence[HeadType] = ("embedding", "question-answering", "fill-mask")
 """Heads without labels."""
 HOST_TENSORS = ("norm_weight", "norm_bias", "decoder_bias")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +18,19 @@ from jpets.deltas.entries import block_norms, diff_delta, spread_blocks
 from jpets.deltas.lora import lora_delta
 from jpets.deltas.onebit import onebit_delta
 from jpets.errors import InvalidTask
+from jpets.kinds import ExtractionMethod
 from jpets.types import Delta
 
-Method = Literal["bitfit", "diff", "lora", "onebit"]
 Differences = Mapping[str, Mapping[int, FloatArray]]
 MAX_RANK = 128
+FLOAT_BYTES, INDEX_BYTES = 4, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Extraction:
     """How a difference becomes deltas. ``density``, ``block``: of ``diff``; ``rank``, ``energy``: of ``lora``."""
 
-    method: Method
+    method: ExtractionMethod
     density: float = 0.005
     """Share of the weights that keep their difference."""
     per_matrix: bool = False
@@ -48,6 +48,14 @@ class Extraction:
             raise InvalidTask(f"energy must be above 0 and at most 1, got {self.energy}")
         if not 1 <= self.rank <= MAX_RANK:
             raise InvalidTask(f"rank must be from 1 to {MAX_RANK}, got {self.rank}")
+
+    def stored_bytes(self, config: BackboneConfig) -> float:
+        """About what its deltas take beside the biases, in f32; of ``lora`` by ``rank``."""
+        dims = [config.dims(site) for site in config.linear_sites() for _ in config.site_layers(site)]
+        weights, ends = sum(inputs * outputs for inputs, outputs in dims), sum(map(sum, dims))
+        entry = FLOAT_BYTES + 2 * INDEX_BYTES / self.block**2
+        taken = {"diff": self.density * weights * entry, "lora": FLOAT_BYTES * self.rank * ends, "onebit": weights / 8}
+        return taken.get(self.method, 0.0)
 
     def __str__(self) -> str:
         if self.method == "diff":

@@ -19,13 +19,13 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
+from jpets.config import DType
+from jpets.kinds import ExtractionChoice, HeadType, Pooling, Problem, TruncationStrategy
 from serving.http.fields import Text
 
 DEFAULT_METHOD = "lora"
 DataFormat = Literal["csv", "tsv", "jsonl", "parquet"]
 Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,127}$")]
-Strategy = Literal["longest_first", "only_first", "only_second"]
-"""Which text of a pair is cut."""
 Column = Annotated[Text, Field(min_length=1, max_length=256)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Rate = Annotated[Number, Field(ge=0)]
@@ -100,7 +100,8 @@ class _Asked(_Strict):
 class FineTune(_Asked):
     """A task to be trained on labelled texts, with the options of ``jpets train``. ``settings``, a JSON object, are the
     method's. ``start`` names a task: training continues its served version; without ``method`` it uses that
-    task's, and a new task is trained by lora. ``sweep`` is LOW..HIGH, of which the best of four rates is kept. A zip
+    task's, and a new task is trained by lora. ``sweep`` is LOW..HIGH, of which the best of four rates is kept.
+    ``pooling`` is mean by default, or that of the task ``start``. A zip
     archive holds ``train.csv`` (or another format) and, with held-out texts, ``validation.csv``."""
 
     kind: Literal["fine-tune"] = "fine-tune"
@@ -125,10 +126,10 @@ class FineTune(_Asked):
     patience: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     balanced: bool = False
     max_length: Annotated[int, Field(ge=2, le=8192)] | None = None
-    truncation_strategy: Strategy | None = None
-    pooling: Literal["mean", "cls", "pooler"] = "mean"
+    truncation_strategy: TruncationStrategy | None = None
+    pooling: Pooling | None = None
     domain: Annotated[Text, Field(max_length=256)] | None = None
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: DType = "bfloat16"
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
     @model_validator(mode="before")
@@ -140,9 +141,11 @@ class FineTune(_Asked):
         return given
 
     @model_validator(mode="after")
-    def _has_pairs(self) -> FineTune:
+    def _go_together(self) -> Self:
         if self.head == "embedding" and self.text_pair is None:
             raise ValueError("an embedding head is trained on pairs: name the column of second texts by text_pair")
+        if self.start is not None and self.pooling is not None:
+            raise ValueError("pooling: a task that training goes on from keeps its own; leave it out")
         return self
 
 
@@ -153,7 +156,7 @@ class Extract(_Asked):
     kind: Literal["extract"] = "extract"
     task: Id
     format: Literal["zip"] = "zip"
-    method: Literal["bitfit", "diff", "lora", "onebit", "auto"]
+    method: ExtractionChoice
     density: Annotated[Number, Field(gt=0, le=1)] = 0.005
     per_matrix: bool = False
     block: Annotated[int, Field(ge=1, le=4096)] = 1
@@ -163,16 +166,13 @@ class Extract(_Asked):
     text: Column = "text"
     text_pair: Column | None = None
     agreement: Annotated[Number, Field(ge=0, le=1)] = 0.99
-    head: (
-        Literal["sequence-classification", "token-classification", "question-answering", "embedding", "fill-mask"]
-        | None
-    ) = None
-    problem: Literal["single-label", "multi-label", "regression"] | None = None
+    head: HeadType | None = None
+    problem: Problem | None = None
     labels: Annotated[Text, Field(max_length=65536)] | None = None
-    pooling: Literal["mean", "cls", "pooler"] | None = None
+    pooling: Pooling | None = None
     normalize: bool | None = None
     max_length: Annotated[int, Field(ge=2, le=8192)] | None = None
-    truncation_strategy: Strategy | None = None
+    truncation_strategy: TruncationStrategy | None = None
 
     @model_validator(mode="after")
     def _has_texts(self) -> Extract:
@@ -193,7 +193,7 @@ class FurtherPretrain(_Asked):
     batch: Annotated[int, Field(ge=1, le=4096)] = 32
     rate: Rate = 1e-4
     max_length: Annotated[int, Field(ge=2, le=8192)] = 128
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: DType = "bfloat16"
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
 
@@ -214,7 +214,7 @@ class MakeDomain(_Asked):
     guesses: Rate = 0
     sample: Annotated[int, Field(ge=1)] | None = None
     max_length: Annotated[int, Field(ge=2, le=8192)] = 128
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: DType = "bfloat16"
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
 
@@ -238,7 +238,7 @@ class GroupOptions(_Strict):
     batch: Annotated[int, Field(ge=1, le=4096)] | None = None
     rate: Rate | None = None
     max_length: Annotated[int, Field(ge=2, le=8192)] = 128
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: DType = "bfloat16"
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
     @model_validator(mode="after")

@@ -11,12 +11,12 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 import typer
 
-from jpets.config import EngineSettings
+from jpets.config import DType, EngineSettings
 from jpets.errors import Conflict
 
 SUFFIX = ".safetensors"
 TextColumn = Annotated[str, typer.Option(help="column of the texts")]
-TrainingDType = Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")]
+TrainingDType = Annotated[DType, typer.Option(help="of the forward pass")]
 Kept = Annotated[
     Path | None, typer.Option("--checkpoints", file_okay=False, help="folder that a killed run goes on from")
 ]
@@ -31,12 +31,6 @@ def engine_option(name: str, **how: Any) -> Any:
     limits = {"ge": "min", "le": "max"}
     bounds = {limits[each]: limit for each, limit in about["bounds"].items()}
     return typer.Option(help=about["help"], **bounds, **how)
-
-
-def check_training_dtype(given: str) -> None:
-    """Raises ``typer.BadParameter``."""
-    if given not in ("bfloat16", "float32"):
-        raise typer.BadParameter(f"--dtype must be bfloat16 or float32, found {given!r}")
 
 
 def check_task_output(path: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
-from jpets.app.commands.options import Seed, TextColumn, TrainingDType, check_new_folder, check_training_dtype
+from jpets.app.commands.options import Seed, TextColumn, TrainingDType, check_new_folder
 from jpets.app.commands.output import busy, print_fields, progress_bars
 
 
@@ -40,13 +40,12 @@ def pretrain(
     from jpets.training.process import set_up_training
 
     check_new_folder(destination)
-    check_training_dtype(dtype)
     set_up_training()
     with busy("read texts"):
         examples = read_examples(data, Columns(text, None, None))
     with busy("read backbone"):
         backbone = load_backbone(source)
-    plan = TrainingPlan(epochs, batch, rate=rate, dtype=cast("Any", dtype), seed=seed)
+    plan = TrainingPlan(epochs, batch, rate=rate, dtype=dtype, seed=seed)
     with progress_bars() as bars:
         bar = bars.add_task("pretrain", total=None)
         made, losses = further_pretrained(

@@ -308,7 +308,8 @@ def _done(item: JobItem) -> str:
         return item.problem
     if (at := item.progress) is None:
         return ""
-    return f"step {at.step}/{at.of}" + (f", loss {at.loss:.3f}" if at.loss is not None else "")
+    loss = "" if at.loss is None else f", loss {at.loss:.3f}"
+    return f"{at.stage}{': ' * bool(at.stage)}step {at.step}/{at.of}{loss}"
 
 
 def _jobs(server: Server) -> Iterator[JobItem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,6 @@ from jpets.app.commands.options import (
     TrainingDType,
     check_new_folder,
     check_task_output,
-    check_training_dtype,
     parsed,
 )
 from jpets.app.commands.output import (
@@ -74,13 +73,12 @@ def backbone(
     from jpets.training.process import set_up_training
 
     check_new_folder(destination)
-    check_training_dtype(dtype)
     set_up_training()
     with busy("read texts"):
         examples = read_examples(data, Columns(text, None, None))
     with busy("read backbone"):
         whole = load_backbone(source)
-    plan = TrainingPlan(epochs, batch, rate=rate, dtype=cast("Any", dtype), seed=seed)
+    plan = TrainingPlan(epochs, batch, rate=rate, dtype=dtype, seed=seed)
     with progress_bars() as bars:
         bar = bars.add_task("distil", total=None)
         made, losses = shallow_backbone(
@@ -170,7 +168,6 @@ def train(
     from jpets.training.process import set_up_training
 
     check_task_output(output)
-    check_training_dtype(dtype)
     if method not in (known := [name for name in together_names() if name != FROZEN]):
         raise typer.BadParameter(f"--method must be one of {', '.join(known)}, found {method!r}")
     given = {name: value for name, value in context.params.items() if name in GroupOptions.model_fields}

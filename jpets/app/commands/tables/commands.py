@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from jpets.app.commands.app import App
-from jpets.app.commands.options import Kept, Seed, TextColumn, TrainingDType, check_new_folder, check_training_dtype
+from jpets.app.commands.options import Kept, Seed, TextColumn, TrainingDType, check_new_folder
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table, reporting, size
+from jpets.config import DType
 from jpets.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -172,13 +173,12 @@ def _making(
     batch: int,
     rate: float | None,
     max_length: int,
-    dtype: str,
+    dtype: DType,
     seed: int,
     guesses: float,
     sample: int | None,
 ) -> Iterator[tuple[list[Example], Making]]:
     """The texts, and how to make tables of them, with bars that show how far the work is."""
-    check_training_dtype(dtype)
     from jpets.app.jobs.tables import Making
     from jpets.training.data import Columns, read_examples
     from jpets.training.plan import TrainingPlan
@@ -189,7 +189,7 @@ def _making(
         examples = read_examples(data, Columns(text, None, None))
     if not examples:
         raise InvalidInput(f"{data.name}: expected texts, found none")
-    plan = TrainingPlan(epochs, batch, rate=rate, dtype=cast("Any", dtype), seed=seed)
+    plan = TrainingPlan(epochs, batch, rate=rate, dtype=dtype, seed=seed)
     with reporting() as report:
         step = _steps(report)
         yield examples, Making(plan, share, max_length, guesses, sample, report=report, step=step)

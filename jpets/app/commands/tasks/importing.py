@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,52 +11,13 @@ from jpets.app.commands.options import check_task_output
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table
 from jpets.app.commands.tasks.report import TaskReport
 from jpets.errors import InvalidTask
+from jpets.kinds import ExtractionChoice, HeadType, Pooling, Problem, TruncationStrategy
 
 if TYPE_CHECKING:
     from jpets.app.jobs.extraction import Candidate
 
 WORST = 8
 """Tensors with the largest losses that are shown."""
-
-
-class Method(StrEnum):
-    bitfit = "bitfit"
-    diff = "diff"
-    lora = "lora"
-    onebit = "onebit"
-    auto = "auto"
-
-
-class HeadKind(StrEnum):
-    sequence = "sequence-classification"
-    token = "token-classification"
-    answer = "question-answering"
-    embedding = "embedding"
-    masks = "fill-mask"
-
-
-class ProblemKind(StrEnum):
-    single = "single-label"
-    multi = "multi-label"
-    regression = "regression"
-
-
-class Pooled(StrEnum):
-    cls = "cls"
-    mean = "mean"
-    pooler = "pooler"
-
-
-class Strategy(StrEnum):
-    longest_first = "longest_first"
-    only_first = "only_first"
-    only_second = "only_second"
-
-
-class Stored(StrEnum):
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
 
 
 def import_task(
@@ -68,10 +28,10 @@ def import_task(
     backbone: Annotated[
         str | None, typer.Option(help="folder, package or hub id; by default what the adapter says it was trained on")
     ] = None,
-    head: Annotated[HeadKind | None, typer.Option(help="where the checkpoint does not say it")] = None,
-    problem: Annotated[ProblemKind | None, typer.Option(help="of a sequence classification")] = None,
+    head: Annotated[HeadType | None, typer.Option(help="where the checkpoint does not say it")] = None,
+    problem: Annotated[Problem | None, typer.Option(help="of a sequence classification")] = None,
     labels: Annotated[str | None, typer.Option(help="names, comma-separated, in the order of the outputs")] = None,
-    pooling: Annotated[Pooled | None, typer.Option(help="of an embedding head")] = None,
+    pooling: Annotated[Pooling | None, typer.Option(help="of an embedding head")] = None,
     normalize: Annotated[
         bool | None,
         typer.Option("--normalize/--no-normalize", help="embeddings to length 1; by default as the folder says"),
@@ -80,10 +40,11 @@ def import_task(
         int | None, typer.Option(min=2, help="tokens that texts are cut to when served; by default as the folder says")
     ] = None,
     truncation_strategy: Annotated[
-        Strategy | None, typer.Option(help="which text of a pair is cut where it is too long  [longest_first]")
+        TruncationStrategy | None,
+        typer.Option(help="which text of a pair is cut where it is too long  [longest_first]"),
     ] = None,
     method: Annotated[
-        Method | None,
+        ExtractionChoice | None,
         typer.Option(help="what to extract from a fully fine-tuned model; auto: the smallest that agrees"),
     ] = None,
     density: Annotated[float, typer.Option(help="diff: share of the weights that keep their difference")] = 0.005,
@@ -97,7 +58,9 @@ def import_task(
     text_column: Annotated[str, typer.Option(help="of --texts")] = "text",
     pair_column: Annotated[str | None, typer.Option(help="of --texts, where the task takes pairs")] = None,
     agreement: Annotated[float, typer.Option(min=0, max=1, help="share of equal answers that auto asks for")] = 0.99,
-    dtype: Annotated[Stored, typer.Option(help="how floating-point tensors are stored")] = Stored.float32,
+    dtype: Annotated[
+        Literal["float16", "bfloat16", "float32"], typer.Option(help="how floating-point tensors are stored")
+    ] = "float32",
     as_json: JsonOption = False,
 ) -> None:
     """Import an adapter, or extract one from a fully fine-tuned model, as a task file.
@@ -114,13 +77,13 @@ def import_task(
 
     check_task_output(output)
     wishes = Wishes(
-        head=head.value if head else None,
-        problem=problem.value if problem else None,
+        head=head,
+        problem=problem,
         labels=tuple(each.strip() for each in labels.split(",")) if labels else (),
-        pooling=pooling.value if pooling else None,
+        pooling=pooling,
         normalize=normalize,
         max_length=max_length,
-        truncation_strategy=truncation_strategy.value if truncation_strategy else None,
+        truncation_strategy=truncation_strategy,
     )
     chosen: Candidate | None = None
     with open_folder(source) as folder:
@@ -138,15 +101,15 @@ def import_task(
                     "the folder holds a fully fine-tuned model: say --method bitfit, diff, lora, onebit or auto"
                 )
             given = _texts(texts, text_column, pair_column)
-            if method is Method.auto and not given:
+            if method == "auto" and not given:
                 raise InvalidTask("--method auto compares answers: give --texts")
             how = None
-            if method is not Method.auto:
-                how = Extraction(cast("Any", method.value), density, per_matrix, block, rank, energy)
+            if method != "auto":
+                how = Extraction(method, density, per_matrix, block, rank, energy)
             with busy("extract"):
                 imported, chosen = extracted_model(folder, loaded, wishes, how, given, agreement)
         task = make_task("imported", imported, loaded)
-    write_task(task, output, dtype.value)
+    write_task(task, output, dtype)
     report = TaskReport.of_task(output, task, complete=True)
     if as_json:
         print_json({**report.to_dict(), "notes": list(imported.notes), **(chosen.to_dict() if chosen else {})})

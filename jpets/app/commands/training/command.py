@@ -6,18 +6,19 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
 from jpets.app.commands.client.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.app.commands.client.jobs import follow, print_job, start_job, texts_to_send
-from jpets.app.commands.options import named
+from jpets.app.commands.options import TrainingDType, named
 from jpets.app.commands.output import JsonOption
 from jpets.app.commands.tasks.store import on_command_line
 from jpets.app.commands.training.here import train_each, train_one
-from serving.jobs.request import DEFAULT_METHOD, FineTune, Strategy, job_methods
+from jpets.kinds import Pooling, TruncationStrategy
+from serving.jobs.request import DEFAULT_METHOD, FineTune, job_methods
 
 if TYPE_CHECKING:
     from jpets.training.data import Columns
@@ -75,13 +76,16 @@ def train(
         typer.Option(help="column of labels, numbers, lists of labels, or lists of tags  [label; none to embed pairs]"),
     ] = None,
     head: Annotated[
-        str | None, typer.Option(help="embedding, of pairs of texts that belong together, or are labelled as alike")
+        Literal["embedding"] | None,
+        typer.Option(help="of pairs of texts that belong together, or are labelled as alike"),
     ] = None,
     validation: Annotated[
         Path | None, typer.Option(exists=True, help="held-out texts; by default some of DATA")
     ] = None,
     held_out: Annotated[float, typer.Option(min=0.001, max=0.9, help="share of DATA that is held out")] = 0.1,
-    problem: Annotated[str | None, typer.Option(help="regression, where labels are whole numbers")] = None,
+    problem: Annotated[
+        Literal["regression"] | None, typer.Option(help="regression, where labels are whole numbers")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="by default as many as the number of texts needs")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="texts a batch  [16, of many texts 32]")] = None,
     accumulate: Annotated[int, typer.Option(min=1, help="batches whose gradients make one update")] = 1,
@@ -100,12 +104,10 @@ def train(
         int | None, typer.Option(min=2, help="tokens that texts are cut to: 128, or the length of the task of --from")
     ] = None,
     truncation_strategy: Annotated[
-        str | None,
-        typer.Option(
-            help="text of a pair that is cut: longest_first, only_first or only_second; as in the task of --from"
-        ),
+        TruncationStrategy | None,
+        typer.Option(help="which text of a pair is cut where it is too long; as in the task of --from"),
     ] = None,
-    pooling: Annotated[str, typer.Option(help="mean, cls or pooler")] = "mean",
+    pooling: Annotated[Pooling | None, typer.Option(help="how vectors of tokens become one  [mean]")] = None,
     sweep: Annotated[str | None, typer.Option(help="rate=LOW..HIGH: the best of four rates on held-out texts")] = None,
     start: Annotated[
         str | None, typer.Option("--from", help="task file to go on from; with --task, one of the server's tasks")
@@ -115,7 +117,7 @@ def train(
         Path | None, typer.Option(file_okay=False, help="folder to keep progress in; a killed run goes on from it")
     ] = None,
     devices: Annotated[int, typer.Option(min=1, help="devices that share every batch")] = 1,
-    dtype: Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")] = "bfloat16",
+    dtype: TrainingDType = "bfloat16",
     seed: Annotated[int, typer.Option(min=0, max=(1 << 31) - 1)] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -128,19 +130,11 @@ def train(
     from jpets.training.plan import Training, TrainingPlan
     from jpets.training.process import set_up_training
 
-    for name, value, known in (
-        ("--method", method, (None, *job_methods())),
-        ("--pooling", pooling, ("mean", "cls", "pooler")),
-        ("--dtype", dtype, ("bfloat16", "float32")),
-        ("--problem", problem, (None, "regression")),
-        ("--head", head, (None, "embedding")),
-        ("--truncation-strategy", truncation_strategy, (None, *get_args(Strategy))),
-    ):
-        if value not in known:
-            raise typer.BadParameter(f"{name} must be one of {', '.join(filter(None, known))}, found {value!r}")
+    if method not in (None, *job_methods()):
+        raise typer.BadParameter(f"--method must be one of {', '.join(job_methods())}, found {method!r}")
     if sweep is not None and rate is not None:
         raise typer.BadParameter("give --rate or --sweep, not both")
-    if start is not None and on_command_line(context, "pooling"):
+    if start is not None and pooling is not None:
         raise typer.BadParameter("--pooling: the task of --from keeps its own")
     if (output is None) == (task is None):
         raise typer.BadParameter("give exactly one of --output FILE and --task ID")
@@ -157,21 +151,19 @@ def train(
     if backbone is None:
         raise typer.BadParameter("give --backbone FOLDER, package or hub id")
     set_up_training()
-    plan = TrainingPlan(
-        epochs, batch, accumulate, rate, head_rate, warm_up, patience=patience, dtype=cast("Any", dtype), seed=seed
-    )
+    plan = TrainingPlan(epochs, batch, accumulate, rate, head_rate, warm_up, patience=patience, dtype=dtype, seed=seed)
     training = Training(
         cast("Any", method or DEFAULT_METHOD),
         settings,
         plan,
         held_out,
         max_length,
-        cast("Any", pooling),
+        pooling or Training.pooling,
         balanced,
-        cast("Any", problem),
-        cast("Any", head),
+        problem,
+        head,
         domain,
-        cast("Any", truncation_strategy),
+        truncation_strategy,
     )
     if len(data) > 1 or output.is_dir() or not output.suffix:
         alone = ("validation", "sweep", "start", "checkpoints", "devices")

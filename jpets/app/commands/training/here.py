@@ -49,7 +49,7 @@ def train_one(
 
     check_task_output(output)
     id = check_id(output.stem.lower())
-    rates = rates_of(sweep, training.plan.rate)
+    rates = rates_of(sweep, training.plan.rate, training.method)
     with busy("read texts"):
         examples = read_examples(data, columns)
         others = read_examples(validation, columns) if validation is not None else []
