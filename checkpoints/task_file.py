@@ -80,13 +80,15 @@ def read_task(
 
 
 def task_to_bytes(task: Task, float_dtype: FloatDType = "float32") -> bytes:
-    """The task file's bytes. Raises ``InvalidTask`` for a task that could not be read back."""
-    tensors: dict[str, npt.NDArray[Any]] = {}
+    """The task file's bytes; of ``float_dtype`` are the deltas' numbers. A head keeps its own: they are few, and a
+    bias may be a value like 1995, which bfloat16 has not. Raises ``InvalidTask`` for a task that could not be read
+    back."""
+    stored: dict[str, npt.NDArray[Any]] = {}
     for index, delta in enumerate(task.deltas):
-        tensors |= {f"delta/{index}/{delta.method}/{name}": array for name, array in delta.tensors.items()}
-    tensors |= {f"head/{name}": array for name, array in task.head.tensors.items()}
+        prefix = f"delta/{index}/{delta.method}/"
+        stored |= {prefix + name: _as_stored(array, float_dtype) for name, array in delta.tensors.items()}
+    stored |= {f"head/{name}": _as_stored(array, "float32") for name, array in task.head.tensors.items()}
     document = TaskDocument.of_task(task)
-    stored = {name: _as_stored(array, float_dtype) for name, array in tensors.items()}
     data: bytes = safetensors.numpy.save(stored, metadata={METADATA: document.to_json()})
     read_task(data, id=task.id)
     return data

@@ -37,9 +37,9 @@ from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, Saturated
 from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, sync_tree, temporary_sibling
 from jpets.scratch import scratch_folder
 from jpets.students.depth import check_depths
-from jpets.students.session import check_method, default_settings
+from jpets.students.session import check_method, student_settings
 from jpets.training.methods import check_continued, checked_settings, direct_recipe, is_direct
-from jpets.training.plan import rates_of
+from jpets.training.plan import Training, rates_of
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.hosted.service import MakeEngine, Service
 from serving.hosted.services import Services
@@ -210,18 +210,23 @@ def outlines_of(
 
 def _outline(request: FineTune | MakeStudents, backbone: LoadedBackbone, start: Sequence[str]) -> Task:
     if isinstance(request, MakeStudents):
-        settings = request.settings or default_settings(request.method)
+        settings = student_settings(request.method, request.settings)
         check_method(request.method, settings, backbone)
         student = tuple(_untrained(request.method, settings, backbone))
         return Task(request.task, BackboneRef.of(backbone), student, Head("embedding", pooling="mean"))
     assert request.method is not None
-    rates_of(request.sweep, request.rate)
     deltas: Sequence[Delta] = ()
     if start:
         check_continued(start, request.method, request.settings)
     else:
         deltas = _untrained(request.method, request.settings, backbone)
-    return Task(request.task, BackboneRef.of(backbone), tuple(deltas), Head("embedding", pooling=request.pooling))
+    rates_of(request.sweep, request.rate, request.method)
+    return Task(
+        request.task,
+        BackboneRef.of(backbone),
+        tuple(deltas),
+        Head("embedding", pooling=request.pooling or Training.pooling),
+    )
 
 
 def _untrained(method: str, settings: Mapping[str, Any], backbone: LoadedBackbone) -> Sequence[Delta]:
@@ -235,7 +240,7 @@ def _untrained(method: str, settings: Mapping[str, Any], backbone: LoadedBackbon
     shape = {name: value for name, value in settings.items() if name != "price"}
     try:
         return (METHODS[method].init(np.random.default_rng(0), shape, config, 1.0),)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(f"settings: {error}") from error
 
 

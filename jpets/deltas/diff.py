@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -67,6 +66,8 @@ RATE = 5e-3
 """Learning rate of the values, once their places are known."""
 SEARCH = 0.5
 """Share of the epochs that search the places of a sparse difference; the rest train its values."""
+MAX_PRICE = 1e6
+"""Of an open gate: what is beyond counts nothing but gates."""
 STRETCH = 1.5
 """A hard-concrete gate is stretched to (-1.5, 1.5) before it is cut to (0, 1) (Guo et al. 2021, section 3.1)."""
 FIRST_GATE = 5.0
@@ -268,8 +269,8 @@ class Diff(Method):
         if isinstance(density, bool) or not isinstance(density, (int, float)) or not 0 < density <= 1:
             raise InvalidInput(f"diff: density must be a share above 0 and up to 1, found {density!r}")
         price = settings.get("price", 0.0)
-        if not isinstance(price, (int, float)) or not 0 <= price < math.inf:
-            raise InvalidInput(f"diff: price must be a number from 0 on, found {price!r}")
+        if not isinstance(price, (int, float)) or not 0 <= price <= MAX_PRICE:
+            raise InvalidInput(f"diff: price must be a number from 0 to {MAX_PRICE:g}, found {price!r}"[:200])
 
     def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
         layers, layout = covered_layers(delta.settings, config), config.bias_layout()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -41,6 +40,7 @@ from jpets.errors import InvalidTask
 from jpets.types import Delta
 from pallas_kernels.low_rank import low_rank
 
+MAX_ALPHA = 1e6
 Matrices = Mapping[str, Mapping[int, tuple[Float[np.ndarray, "_ _"], Float[np.ndarray, "_ _"]]]]
 
 
@@ -120,8 +120,8 @@ class Lora(Method):
         rank, alpha = settings.get("rank", 8), settings.get("alpha")
         if type(rank) is not int or rank < 1:
             raise InvalidTask(f"lora: rank must be a whole number from 1 on, got {rank!r}")
-        if alpha is not None and not (isinstance(alpha, (int, float)) and math.isfinite(alpha)):
-            raise InvalidTask(f"lora: alpha must be a finite number, got {alpha!r}")
+        if alpha is not None and not (isinstance(alpha, (int, float)) and 0 < alpha <= MAX_ALPHA):
+            raise InvalidTask(f"lora: alpha must be a number above 0 and at most {MAX_ALPHA:g}, got {alpha!r}"[:200])
         layers, sites = covered_layers(settings, config), covered_sites(settings, config)
 
         def pair(site: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -134,10 +134,13 @@ class Lora(Method):
     def start(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
     ) -> Delta:
-        """B starts at zero, A with the standard deviation that keeps a product's variance (Hu et al. 2021)."""
+        """B starts at zero, A with the standard deviation that keeps a product's variance (Hu et al. 2021), times
+        ``alpha / rank``: the scale is a part of the matrices, so that they only begin with it."""
         delta = self.init(rng, settings, config, INIT_SCALE)
+        rank, alpha = settings.get("rank", 8), settings.get("alpha")
+        scale = 1.0 if alpha is None else lora_scale(alpha, rank, False)
         tensors = {
-            name: array / np.float32(INIT_SCALE * np.sqrt(array.shape[1]))
+            name: array * np.float32(scale / (INIT_SCALE * np.sqrt(array.shape[1])))
             if name.endswith("/A")
             else np.zeros_like(array)
             for name, array in delta.tensors.items()

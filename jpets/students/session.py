@@ -81,7 +81,7 @@ def train_group(
     a killed run resumes. Raises ``InvalidInput``.
     """
     check_can_score()
-    settings = default_settings(method) if settings is None else settings
+    settings = student_settings(method, settings)
     check_method(method, settings, backbone)
     if not held_out:
         raise InvalidInput("a group of students takes held-out texts: they say how many students to train and to keep")
@@ -138,9 +138,9 @@ def train_group(
     return GroupResult(dataclasses.replace(task, students=told), found, by_teacher, best, ensemble, pruned, by_size)
 
 
-def default_settings(method: str) -> Mapping[str, Any]:
-    """Those of a student where none are given."""
-    return STUDENT_SETTINGS if method == STUDENT_METHOD else {}
+def student_settings(method: str, given: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """What makes a student: the ``given`` settings, and its usual ones for the others."""
+    return {**(STUDENT_SETTINGS if method == STUDENT_METHOD else {}), **(given or {})}
 
 
 def check_method(method: str, settings: Mapping[str, Any], backbone: LoadedBackbone) -> None:
@@ -213,6 +213,7 @@ def train_at_depth(
     plan: GroupPlan,
     *,
     folder: Path | None = None,
+    report: Callable[[str, UpdateReport], None] = lambda what, step: None,
     **how: Any,
 ) -> GroupResult:
     """``train_group`` on the shallowest of some backbones whose first student reaches enough of the teacher's score
@@ -230,18 +231,27 @@ def train_at_depth(
         own = by_depth[number - 1]
         return folder / f"{own.config.layers}-layers-{own.fingerprint[-12:]}"
 
+    def told(number: int, which: str) -> Callable[[str, UpdateReport], None]:
+        if len(by_depth) == 1:
+            return report
+        layers = by_depth[number - 1].config.layers
+        return lambda what, step: report(f"{what} of {layers} layers{which}", step)
+
     def reaches(number: int) -> bool:
         alone = dataclasses.replace(plan, most=1)
         kept = within(number)
         found = train_group(
             id, by_depth[number - 1], teacher, examples, held_out, alone,
-            folder=kept / "first" if kept is not None else None, **how,
+            folder=kept / "first" if kept is not None else None, report=told(number, ", alone"), **how,
         )  # fmt: skip
         scores = found.scores[0][found.metric], found.teacher[found.metric]
         return is_enough(*scores, lower=found.metric == "rmse")
 
     number = smallest_depth(reaches, len(by_depth))
-    return train_group(id, by_depth[number - 1], teacher, examples, held_out, plan, folder=within(number), **how)
+    return train_group(
+        id, by_depth[number - 1], teacher, examples, held_out, plan,
+        folder=within(number), report=told(number, ""), **how,
+    )  # fmt: skip
 
 
 def split_examples(examples: Sequence[Example], share: float, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:

@@ -220,6 +220,7 @@ def _answered(example: Example, text: TextEncoder, rule: Preprocessing) -> tuple
         raise InvalidInput(f"expected text and answer_start as label, found {label!r}"[:300]) from error
     if example.text_pair is None or example.text_pair[begin:end] != answer:
         raise InvalidInput("expected a context in text_pair that has the answer at answer_start")
+    end -= len(answer) - len(answer.rstrip())  # white space belongs to no token
     tokens = encoded(text, Query(None, example.plain, example.text_pair), rule, passage=True)
     passage = tokens.passage
     assert passage is not None and passage.offsets is not None

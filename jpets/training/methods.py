@@ -71,7 +71,7 @@ def direct_recipe(
     course = _course(method)
     try:
         delta = METHODS[method].start(np.random.default_rng(seed), _with_usual(method, settings), config, base)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise InvalidInput(f"{method}: {str(error).removeprefix(f'{method}: ')}") from error
     assert course.rate is not None
     return _direct((delta,), course.rate)

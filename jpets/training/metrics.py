@@ -60,10 +60,14 @@ def scores(
     if head.problem == "multi-label":
         limits = np.log(np.asarray(thresholds) / (1 - np.asarray(thresholds))) if thresholds else 0.0
         chosen = found >= limits
+        exact = {"exact_match": float(metrics.accuracy_score(truth, chosen))}
+        if truth.shape[1] == 1:  # scikit-learn would take it for two classes
+            alone = float(metrics.f1_score(truth[:, 0], chosen[:, 0], zero_division=0))
+            return {"f1_micro": alone, "f1_macro": alone, **exact}
         return {
             "f1_micro": float(metrics.f1_score(truth, chosen, average="micro", zero_division=0)),
             "f1_macro": float(metrics.f1_score(truth, chosen, average="macro", zero_division=0)),
-            "exact_match": float(metrics.accuracy_score(truth, chosen)),
+            **exact,
         }
     best = found.argmax(-1)
     alike = len(np.union1d(truth, best)) == 1  # scikit-learn warns of this

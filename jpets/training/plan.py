@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from jpets.config import DType
+from jpets.deltas.recipe import FROZEN
 from jpets.errors import InvalidInput
 from jpets.types import Pooling, TruncationStrategy
 
@@ -109,8 +110,11 @@ class Training:
     """Which text of a pair is cut; None: as the task that training goes on from, else the longest first."""
 
 
-def rates_of(sweep: str | None, rate: float | None) -> list[float | None]:
-    """``rate`` alone, or those of ``LOW..HIGH``, also as ``rate=LOW..HIGH``. Raises ``InvalidInput``."""
+def rates_of(sweep: str | None, rate: float | None, method: str) -> list[float | None]:
+    """``rate`` alone, or those of ``LOW..HIGH``, also as ``rate=LOW..HIGH``. Raises ``InvalidInput``, also for a
+    ``method`` without numbers of its own."""
+    if method == FROZEN and (sweep is not None or rate is not None):
+        raise InvalidInput(f"{FROZEN} trains the head alone, found a rate or a sweep of the method's; give head_rate")
     if sweep is None:
         return [rate]
     name, _, span = sweep.rpartition("=")
@@ -121,4 +125,6 @@ def rates_of(sweep: str | None, rate: float | None) -> list[float | None]:
         first = last = math.nan
     if name not in ("", "rate", "lr") or not dots or not 0 < first < last < math.inf:
         raise InvalidInput(f"a sweep must be rate=LOW..HIGH with numbers above 0, found {sweep!r}")
+    if rate is not None:
+        raise InvalidInput("rate, sweep: expected one of them, found both")
     return [first * (last / first) ** (at / (SWEPT - 1)) for at in range(SWEPT)]

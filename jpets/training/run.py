@@ -26,11 +26,17 @@ DIVERGED = "the held-out loss is not finite: training diverged; try a lower rate
 
 
 class UpdateReport(NamedTuple):
-    """The report of one update: its number, the total, and the batch's loss."""
+    """The report of one update: its number, the total, and the batch's loss; and of a training in parts which part it
+    belongs to."""
 
     number: int
     of: int
     loss: float
+    stage: str = ""
+
+    def within(self, stage: str) -> UpdateReport:
+        """As that of a part of ``stage``."""
+        return self._replace(stage=", ".join(filter(None, (stage, self.stage))))
 
 
 class TrainingProgress(NamedTuple):

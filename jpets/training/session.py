@@ -179,9 +179,12 @@ class _Stages:
         return outcome
 
     def _one(self, stage: Stage, head: Head, from_task: bool = False) -> Outcome:
-        plan = dataclasses.replace(self._plan, epochs=stage.epochs)
+        per_epoch = self._plan.per_epoch(len(self._made.rows.tokens))
+        least = -(-self._plan.accumulate // per_epoch) if self._number else 1  # a later stage makes an update
+        plan = dataclasses.replace(self._plan, epochs=max(stage.epochs, least))
         keeper = Checkpoints(self._folder / str(self._number)) if self._folder is not None else None
         self._number += 1
+        part = f"stage {self._number}" if self._number > 1 else ""
         try:
             return train(
                 self._encoder,
@@ -195,7 +198,7 @@ class _Stages:
                 keeper=keeper,
                 pad_id=self._pad_id,
                 devices=self._devices,
-                report=self._report,
+                report=lambda step: self._report(step.within(part)),
             )
         finally:
             if keeper is not None:

@@ -196,9 +196,9 @@ class JobFolder:
     def furthest(self) -> JobProgress | None:
         """The most progress of all its processes: where one ends differs a little each time."""
         now, before = self.progress, self.state.reached
-        if now is None or (before is not None and now.of == before.of and now.step <= before.step):
-            return before
-        return now
+        if now is None or before is None or (now.stage, now.of) != (before.stage, before.of):
+            return now or before
+        return now if now.step > before.step else before
 
     def finish(self, state: JobStateName, **changes: Any) -> None:
         """Keeps the description and the log, and deletes the rest; of a job that is cancelled first the rest, as the

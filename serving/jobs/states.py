@@ -12,8 +12,10 @@ JobStateName = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 
 class JobProgress(BaseModel):
-    """Batch ``step`` of ``of`` and its loss (null: not finite). A method that trains in two stages counts each."""
+    """Batch ``step`` of ``of`` and its loss (null: not finite). Of a job in parts, such as the rates of a sweep or the
+    students of a group, each ``stage`` counts its own."""
 
     step: int
     of: int
     loss: float | None
+    stage: str = ""

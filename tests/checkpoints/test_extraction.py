@@ -23,6 +23,7 @@ from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported
 from checkpoints.imports.task import extracted, make_task, read_model
 from checkpoints.tokenizer import differences, sets_space
+from jpets.app.jobs.extraction import AUTO
 from jpets.errors import InvalidBackbone, InvalidTask
 from jpets.types import Task
 
@@ -115,6 +116,19 @@ def test_onebit_keeps_signs_and_mean_magnitudes(tmp_path: Path) -> None:
     assert onebit.tensors["ffn_in/scale"][1] == pytest.approx(np.abs(difference(model)).mean(), rel=1e-5)
     lost = losses(model.tensors, tiny(), [onebit])
     assert lost[PLACE] == pytest.approx(np.sqrt(1 - 2 / np.pi), abs=0.05)  # of normal differences
+
+
+def test_the_smallest_extraction_is_the_one_of_fewest_bytes(tmp_path: Path) -> None:
+    model = read(tmp_path, weights_alone)
+
+    def taken(how: Extraction) -> int:
+        first, *_ = extract(model.tensors, tiny(), how)
+        return 0 if how.method == "bitfit" else sum(array.nbytes for array in first.tensors.values())
+
+    for how in (*AUTO, Extraction("diff", density=0.1, block=16)):
+        assert taken(how) == pytest.approx(how.stored_bytes(tiny().config), rel=0.25, abs=2000), how
+    first, second, *_ = sorted(AUTO, key=lambda how: how.stored_bytes(tiny().config))
+    assert (first.method, second) == ("bitfit", Extraction("diff", density=0.001))
 
 
 def test_what_no_delta_holds_is_reported_as_lost(tmp_path: Path) -> None:

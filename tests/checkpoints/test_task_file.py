@@ -58,11 +58,24 @@ def test_half_precision(make_task: MakeTask, config: BackboneConfig, dtype: Any)
 
 
 def test_values_too_large_for_the_stored_format(make_task: MakeTask) -> None:
+    task = make_task("bitfit")
+    (delta,) = task.deltas
+    large = {name: np.full_like(array, 1e9) for name, array in delta.tensors.items()}
+    with pytest.raises(InvalidTask, match="expected finite numbers, found Inf"):
+        task_to_bytes(dataclasses.replace(task, deltas=(dataclasses.replace(delta, tensors=large),)), "float16")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_head_keeps_its_numbers(make_task: MakeTask, config: BackboneConfig, dtype: Any) -> None:
+    """A value's bias is about the mean of the values."""
     head = Head(
-        "sequence-classification", {"kernel": np.full((16, 3), 1e9, np.float32), "bias": np.zeros(3, np.float32)}
+        "sequence-classification",
+        {"kernel": np.full((16, 1), 1e-4, np.float32), "bias": np.array([1995.3], np.float32)},
+        problem="regression",
     )
-    with pytest.raises(InvalidTask, match="head/kernel: expected finite numbers, found Inf"):
-        task_to_bytes(make_task("lora", head=head), "float16")
+    again = read_task(task_to_bytes(make_task("lora", head=head, labels=()), dtype), id="years", config=config)
+    assert again.head.tensors["bias"] == np.float32(1995.3)
+    np.testing.assert_array_equal(again.head.tensors["kernel"], head.tensors["kernel"])
 
 
 def test_wide_indices_are_narrowed(make_task: MakeTask, config: BackboneConfig) -> None:

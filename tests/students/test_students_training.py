@@ -21,7 +21,14 @@ from jpets.students.augment import Thesaurus, augmented
 from jpets.students.boosting import GroupPlan, boost
 from jpets.students.depth import deepest, distilled, is_enough, shallow_config, smallest_depth, spread_layers
 from jpets.students.pruning import answer_losses
-from jpets.students.session import best_size, group_scores, split_examples, train_at_depth, train_group
+from jpets.students.session import (
+    best_size,
+    group_scores,
+    split_examples,
+    student_settings,
+    train_at_depth,
+    train_group,
+)
 from jpets.students.student import Student, prefix_sums
 from jpets.students.teacher import Lessons, Teacher
 from jpets.students.texts import Texts
@@ -221,6 +228,13 @@ def test_the_best_size_is_the_smallest_of_equal_ones() -> None:
     assert best_size([0.5, 0.3, 0.3], lower=True) == 2
 
 
+def test_settings_that_are_not_given_stay_as_usual() -> None:
+    assert student_settings("lora") == {"rank": 64}
+    assert student_settings("lora", {"sites": ["query"]}) == {"rank": 64, "sites": ["query"]}
+    assert student_settings("lora", {"rank": 8}) == {"rank": 8}
+    assert student_settings("adapter", {"bottleneck": 8}) == {"bottleneck": 8}
+
+
 def test_held_out_texts_are_not_learnt_from() -> None:
     every = examples(20)
     learnt, judged = split_examples(every, 0.25, 3)
@@ -254,10 +268,12 @@ def test_the_shallowest_backbone_that_is_enough_is_taken(tmp_path: Path) -> None
     teacher = Teacher(teacher_task(), tiny())
     plan = dataclasses.replace(PLAN, most=1, training=dataclasses.replace(PLAN.training, epochs=1))
     judged = [dataclasses.replace(each, label="code") for each in examples(16, 2)]
+    told = list[str]()
     found = train_at_depth(
         "g", [shallow(layers=2), shallow(layers=1)], teacher, examples(16), judged, plan, settings=SETTINGS,
-        max_length=16, folder=tmp_path,
+        max_length=16, folder=tmp_path, report=lambda what, step: told.append(what),
     )  # fmt: skip
+    assert told[0] == "student 1 of 1 layers, alone" and f"student 1 of {found.task.backbone.layers} layers" in told
     first = train_group("g", shallow(layers=1), teacher, examples(16), judged, plan, settings=SETTINGS, max_length=16)
     enough = first.scores[0]["accuracy"] >= 0.95 * teacher.scores(judged)["accuracy"]
     assert found.task.backbone.layers == (1 if enough else 2)

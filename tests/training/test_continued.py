@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from support import shallow
 
 from jpets.app.jobs.work import training_of
@@ -23,7 +24,7 @@ from jpets.training.data import Example
 from jpets.training.forward import task_outputs
 from jpets.training.heads import new_head
 from jpets.training.labels import make_rows
-from jpets.training.methods import continued, rates
+from jpets.training.methods import continued, direct_recipe, rates
 from jpets.training.objective import fit_batches
 from jpets.training.plan import Training, TrainingPlan, settled
 from jpets.training.prepared import prepare
@@ -214,6 +215,37 @@ def test_a_task_has_the_truncation_strategy_that_was_asked_for_or_that_of_its_st
     for examples, own, found in ((TEXTS, None, "read alone"), (pairs, templated, "a template")):
         with pytest.raises(InvalidInput, match=f"truncation_strategy: .* found .*{found}"):
             prepare(shallow().config, text, asked, examples, start=own)
+
+
+def test_a_later_stage_makes_an_update() -> None:
+    """One that takes an epoch has fewer batches than an update takes, where there are few texts."""
+    stages: list[tuple[str, int]] = []
+    plan = TrainingPlan(epochs=4, batch=8, accumulate=8, dtype="float32")
+    training = Training("onebit", plan=plan, max_length=16)
+    result = run_training(
+        "own", shallow(), training, TEXTS * 3, report=lambda step: stages.append((step.stage, step.of))
+    )
+    assert set(stages) == {("", 24), ("stage 2", 12)}
+    assert result.task.deltas[0].method == "onebit"
+
+
+def test_the_scale_of_low_rank_products_is_where_they_start() -> None:
+    """``alpha / rank`` of A; B is zero."""
+    usual, scaled = (
+        direct_recipe("lora", {"rank": 4, **alpha}, shallow().config, dict(shallow().params)).deltas[0].tensors
+        for alpha in ({}, {"alpha": 16})
+    )
+    np.testing.assert_allclose(scaled["query/A"], 4 * usual["query/A"], rtol=1e-6)
+    assert not scaled["query/B"].any()
+
+
+def test_a_job_that_goes_on_from_a_task_keeps_its_pooling() -> None:
+    assert training_of(FineTune(task="own")).pooling == "mean"
+    assert training_of(FineTune(task="own", pooling="cls")).pooling == "cls"
+    with pytest.raises(ValidationError, match="keeps its own"):
+        FineTune(task="own", start="before", pooling="cls")
+    again = FineTune.model_validate_json(FineTune(task="own", start="before", method="lora").model_dump_json())
+    assert again.pooling is None
 
 
 def test_a_task_that_nothing_improves_stays_as_it_is() -> None:

@@ -13,6 +13,7 @@ from jpets.training.batches import Rows
 from jpets.training.forward import TaskOutputs
 from jpets.training.heads import at_the_usual_answer, new_head
 from jpets.training.losses import IGNORED, Labels, mean_loss
+from jpets.training.metrics import scores
 from jpets.types import Head, HeadType, Problem
 
 HIDDEN = 8
@@ -50,6 +51,15 @@ def test_no_other_bias_answers_better_unread(kind: HeadType, problem: Problem, o
     np.testing.assert_allclose(slope, 0, atol=1e-5)
     other = head.tensors["bias"] + np.arange(1, outputs + 1, dtype=np.float32) / 10
     assert loss_of_bias(head, rows, head.tensors["bias"]) < loss_of_bias(head, rows, other)
+
+
+def test_one_label_that_is_there_or_not_is_scored_by_how_often_it_is_found() -> None:
+    """Not by how often it is rightly missing."""
+    head = new_head("sequence-classification", "multi-label", 1, HIDDEN)
+    truth = [np.array([float(at < 2)]) for at in range(40)]
+    for logits, f1 in (([-9.0] * 40, 0.0), ([9.0, -9.0, 9.0] + [-9.0] * 37, 0.5)):
+        found = scores(head, ("toxic",), [np.array([each]) for each in logits], truth)
+        assert found["f1_micro"] == found["f1_macro"] == f1
 
 
 def test_a_value_is_what_pairs_are_ranked_by() -> None:

@@ -89,10 +89,11 @@ class _Reporter:
         if last or now - self._told >= TOLD_EVERY:
             self._told = now
             with contextlib.suppress(OutOfSpace):
-                self._job.write_progress(JobProgress(step=step.number, of=step.of, loss=loss))
+                self._job.write_progress(JobProgress(step=step.number, of=step.of, loss=loss, stage=step.stage))
         if last or now - self._logged >= LOGGED_EVERY:
             self._logged = now
-            log.info("step", extra={"step": f"{step.number}/{step.of}", "loss": loss})
+            stage = {"stage": step.stage} if step.stage else {}
+            log.info("step", extra={**stage, "step": f"{step.number}/{step.of}", "loss": loss})
 
 
 def _end_with_server() -> None:

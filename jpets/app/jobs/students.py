@@ -99,7 +99,7 @@ def make_group(
         judged,
         plan_of(options),
         method=options.method,
-        settings=options.settings or None,
+        settings=options.settings,
         more=texts.more,
         max_length=options.max_length,
         folder=folder,

@@ -69,7 +69,7 @@ def training_of(request: FineTune) -> Training:
         plan,
         request.held_out,
         request.max_length,
-        request.pooling,
+        request.pooling or Training.pooling,
         request.balanced,
         request.problem,
         request.head,
@@ -93,6 +93,8 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     from jpets.training.summary import IDLE, chosen, held_against
     from jpets.training.sweep import best_of
 
+    training = training_of(request)
+    rates = rates_of(request.sweep, request.rate, training.method)
     backbone = load_backbone(source, name)
 
     def begin(task: Task) -> None:
@@ -102,9 +104,12 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     start = None
     if request.start is not None:
         start = read_task(job.start_file, id=request.start, config=backbone.config, backbone=backbone.ref())
-    training = training_of(request)
+
+    def told(rate: float | None, step: UpdateReport) -> None:
+        report(step.within(f"rate {rate:g}") if rate is not None and len(rates) > 1 else step)
+
     result, rate = best_of(
-        rates_of(request.sweep, request.rate),
+        rates,
         request.task,
         backbone,
         training,
@@ -112,7 +117,7 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
         held_out,
         start=start,
         folder=job.checkpoints,
-        report=lambda own, step: report(step),
+        report=told,
         begin=begin,
     )
     validate(result.task, backbone.config, backbone.ref())
@@ -233,8 +238,7 @@ def _make_domain(
     from jpets.training.run import UpdateReport
 
     def counted(what: str, done: int, of: int | None) -> None:
-        del what
-        report(UpdateReport(done, of or done, math.nan))
+        report(UpdateReport(done, of or done, math.nan, what))
 
     plan = TrainingPlan(request.epochs, request.batch, rate=request.rate, dtype=request.dtype, seed=request.seed)
     making = Making(
@@ -272,7 +276,7 @@ def _make_students(
         request,
         job.task_file,
         folder=job.checkpoints,
-        report=lambda what, step: report(step),
+        report=lambda what, step: report(step.within(what)),
     )
     scores = {**made.scores[made.best - 1], "students": float(made.best)}
     log.info("trained", extra=scores)

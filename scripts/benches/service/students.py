@@ -33,7 +33,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.students.serving import StudentServing
 from jpets.errors import Saturated
 from jpets.model.encoder import random_params
-from jpets.students.session import STUDENT_METHOD, default_settings
+from jpets.students.session import STUDENT_METHOD, student_settings
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Query, Students, Task
 from jpets.xla_flags import set_xla_flags
 
@@ -67,7 +67,7 @@ def make_task(backbone: LoadedBackbone, name: str, students: int = 0) -> Task:
     kernel = rng.standard_normal((config.hidden_size, LABELS), np.float32) * 0.02
     head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(LABELS, np.float32)}, pooling="mean")
     method = METHODS[STUDENT_METHOD]
-    settings = {**method.usual, **default_settings(STUDENT_METHOD)}
+    settings = {**method.usual, **student_settings(STUDENT_METHOD)}
     deltas: Sequence[Delta] = [method.init(rng, settings, config, 0.02) for _ in range(students)]
     group = Students((1.0,) * students) if students else None
     return Task(name, BackboneRef.of(backbone), tuple(deltas), head, tuple("abcd"), students=group)

@@ -100,7 +100,8 @@ def finished(call: Call, id: str) -> Any:
 def test_a_job_that_is_killed_goes_on_and_publishes_its_task(
     call: Call, jobs: Jobs, reviews: bytes, backbone: Backbone
 ) -> None:
-    asked = {**ASKED, "task": "trained", "method": "frozen", "settings": "{}"}  # compiled soonest
+    given = {**ASKED, "task": "trained", "method": "frozen", "settings": "{}"}  # compiled soonest
+    asked = {name: value for name, value in given.items() if name != "rate"}
     answer = call("POST", "/v1/jobs", params=asked, content=reviews)
     assert (answer.status_code, answer.json()["state"], answer.json()["backbone"]) == (202, "queued", "tiny-bert")
     id = answer.json()["id"]
@@ -114,7 +115,8 @@ def test_a_job_that_is_killed_goes_on_and_publishes_its_task(
         os.kill(int(job.lock_file.read_text()), signal.SIGKILL)
         item, expected = finished(call, id), whole.result()
     assert (item["state"], item["version"], item["attempts"]) == ("succeeded", 1, 2)
-    assert item["progress"] == {"step": 24, "of": 24, "loss": pytest.approx(expected.losses[-1], rel=1e-4)}
+    loss = pytest.approx(expected.losses[-1], rel=1e-4)
+    assert item["progress"] == {"step": 24, "of": 24, "loss": loss, "stage": ""}
     assert item["held_out_loss"] == pytest.approx(expected.held_out, rel=1e-4)
     assert item["scores"] == pytest.approx(expected.scores) and item["scores"]["accuracy"] > 0.9
     answered = call("POST", "/v1/classify", json={"model": "trained", "input": "game sound game"}).json()
@@ -133,9 +135,8 @@ def test_a_job_with_bad_data_fails_and_publishes_nothing(call: Call, jobs: Jobs,
     jobs.runner.start()
     item = finished(call, id)
     assert (item["state"], item["attempts"], item["version"]) == ("failed", 1, None)
-    assert (
-        "expected a column 'stars'" in item["problem"] and "expected a column" in call("GET", f"/v1/jobs/{id}/log").text
-    )
+    assert "expected a column 'stars'" in item["problem"]
+    assert "expected a column" in call("GET", f"/v1/jobs/{id}/log").text
     assert call("GET", "/v1/tasks/unborn").status_code == 404
 
 
@@ -185,9 +186,9 @@ def test_what_the_server_refuses_is_not_published(call: Call, jobs: Jobs, upload
         ({"task": "tiny-bert"}, 422, "name of a backbone"),
         ({"method": "magic"}, 422, "query.method"),
         ({"colour": "red"}, 422, "query.colour"),
-        ({"epochs": 0}, 422, "query.epochs"),
         ({"rate": "nan"}, 422, "query.rate"),
         ({"sweep": "1..x"}, 422, "must be rate=LOW..HIGH"),
+        ({"method": "frozen", "settings": "{}"}, 422, "give head_rate"),
         ({"head": "embedding"}, 422, "trained on pairs"),
         ({"settings": "{"}, 422, "expected a JSON object"),
         ({"settings": "[1]"}, 422, "query.settings"),
@@ -196,9 +197,8 @@ def test_what_the_server_refuses_is_not_published(call: Call, jobs: Jobs, upload
         ({"method": "bitfit", "settings": "{}"}, 422, "class"),
         ({"method": "mask", "settings": '{"rank": 4}'}, 422, "mask takes no settings, found ['rank']"),
         ({"settings": '{"rank": 4.0}'}, 422, "rank must be a whole number"),
-        ({"settings": '{"rank": "4"}'}, 422, "rank must be a whole number"),
         ({"settings": '{"rank": 1e999}'}, 422, "rank must be a whole number"),
-        ({"settings": '{"rank": 4, "alpha": NaN}'}, 422, "alpha must be a finite number"),
+        ({"settings": '{"rank": 4, "alpha": NaN}'}, 422, "alpha must be a number above 0"),
         ({"settings": '{"sites": [[[[[["query"]]]]]]}'}, 422, "expected a JSON object"),
         ({"method": "diff", "settings": '{"price": "x"}'}, 422, "price must be a number"),
         ({"backbone": "other"}, 422, "expected one of ['tiny-bert']"),

@@ -89,3 +89,15 @@ def test_a_job_that_ends_where_others_ended_gets_no_further(jobs: JobFolders) ->
         job.begin(job.state.attempts + 1)
     job.write_progress(JobProgress(step=3, of=90, loss=None))
     assert job.furthest == JobProgress(step=3, of=90, loss=None), "a second stage"
+
+
+def test_each_stage_of_a_job_gets_further(jobs: JobFolders) -> None:
+    """The rates of a sweep and the students of a group take as many batches each."""
+    job = add(jobs)
+    for stage, step in (("rate 0.0001", 200), ("rate 0.0003", 20), ("rate 0.0003", 40), ("rate 0.001", 1)):
+        reached = job.state.reached
+        job.write_progress(JobProgress(step=step, of=200, loss=None, stage=stage))
+        assert job.furthest != reached
+        job.begin(job.state.attempts + 1)
+    job.write_progress(JobProgress(step=1, of=200, loss=None, stage="rate 0.001"))
+    assert job.furthest == job.state.reached
