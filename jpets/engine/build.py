@@ -219,13 +219,14 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
     loader = TaskLoader(backbone, family, workload.longest)
     writer = SlotWriter(replica, stats, lambda: merged.clear())
     host_bytes = settings.host_memory_gb * GIGABYTE
-    delivery = Delivery(tasks, pending, answers, replica, writer, workload.row, host_bytes * ON_THE_WAY)
+    used, on_the_way = compilation.growth.used, host_bytes * ON_THE_WAY
+    delivery = Delivery(tasks, pending, answers, replica, writer, workload.row, on_the_way, used)
     host = HostCache(host_bytes * (1 - ON_THE_WAY))
     fetcher = Fetcher(loader, tasks, host, delivery, replica.task_bytes)
     residency = Residency(
         tasks, pending, answers, fetcher, delivery, prefetch=settings.prefetch, busy=lambda: loop.busy
     )
-    adder = TaskAdder(loader, tasks, replica, writer, memory, liveness.wait, compilation.growth.used)
+    adder = TaskAdder(loader, tasks, replica, writer, memory, liveness.wait, used)
     shared = family.config.layers if shares_trunks(replica, settings) else 0
     submissions = Submissions(intake, pending, answers, residency.wake, shared)
     liveness.parts += [lambda: residency.live, lambda: loop.live]

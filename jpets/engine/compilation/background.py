@@ -48,7 +48,7 @@ MOST_WAIT = 120.0
 RETRY_SECONDS = 30.0
 """Seconds until a program that could not be had may be asked for again; each further time twice as long, up to an
 hour."""
-MOST_RETRY_SECONDS = 3600.0
+MOST_DOUBLINGS = 7
 
 
 class _Next(NamedTuple):
@@ -97,6 +97,8 @@ class BackgroundCompiler:
         self._busy = False
         self._spare: threading.Event | None = None
         """Gives up what is compiled now, if that gives way to any program that batches miss."""
+        self._idle: threading.Event | None = None
+        """The same of what is compiled at a low priority: it gives way to a program that somebody waits for."""
         self.idle_seconds: Callable[[], float] = lambda: 0.0
         """Seconds since the device had something to do."""
         self._thread = threading.Thread(target=self._work, name="jpets-compile", daemon=True)
@@ -139,6 +141,10 @@ class BackgroundCompiler:
             done = self._needed.setdefault(key, Future())
             if self._closed:
                 self._refuse_needed()
+            if self._spare is not None:
+                self.process.give_up(self._spare)
+            elif not self.process.hurry() and self._idle is not None:
+                self.process.give_up(self._idle)
             self._changed.notify_all()
             return done
 
@@ -208,7 +214,8 @@ class BackgroundCompiler:
                     return
                 assert next_one is not None
                 key, wanted, niceness, whole, spare = next_one
-                self._spare = threading.Event() if spare else None
+                self._idle = threading.Event() if niceness == IDLE else None
+                self._spare = self._idle if spare else None
                 needed = key if key in self._needed else None
                 if not whole:
                     self._wanted.bring(key)
@@ -220,7 +227,7 @@ class BackgroundCompiler:
                     if problem is not None:
                         self._failed(needed)
                 elif whole:
-                    self.compiled += self._whole.bring(key, self._spare)
+                    self.compiled += self._whole.bring(key, self._idle)
                 else:
                     self._bring(key, wanted, niceness)
             except Exception as error:  # one program fewer; the queries run in others
@@ -232,7 +239,7 @@ class BackgroundCompiler:
             with self._changed:
                 if needed is not None and not (done := self._needed.pop(needed)).done():
                     done.set_exception(problem) if problem is not None else done.set_result(None)
-                self._busy, self._spare = False, None
+                self._busy, self._spare, self._idle = False, None, None
                 self._changed.notify_all()
 
     def _next(self) -> _Next | None:
@@ -278,7 +285,7 @@ class BackgroundCompiler:
 
     def _failed(self, key: ProgramKey) -> None:
         self.failed += 1
-        wait = min(MOST_RETRY_SECONDS, RETRY_SECONDS * 2 ** self._failures[key])
+        wait = RETRY_SECONDS * 2 ** min(self._failures[key], MOST_DOUBLINGS)
         self._failures[key] += 1
         with self._changed:
             self._wanted.put_off([key], wait)
@@ -302,12 +309,12 @@ class BackgroundCompiler:
         self.compiled += 1
         return None
 
-    def _load(self, key: ProgramKey, niceness: int) -> Program | None:
-        """From the store, or compiled first; None where that could not be had."""
+    def _load(self, key: ProgramKey, niceness: int, unless: threading.Event | None = None) -> Program | None:
+        """From the store, or compiled first; None where that could not be had, or was given up by ``unless``."""
         family = self._replica.family
         if (stored := self._store.load_best(family, key)) is not None:
             return stored
-        seconds = self.process.compile(family, key, niceness=niceness)
+        seconds = self.process.compile(family, key, niceness=niceness, unless=unless)
         if seconds is None:
             return None
         self._timed += 1
@@ -322,12 +329,14 @@ class BackgroundCompiler:
         gone: list[ProgramKey] | None = None
         if self.memory.has_room(key, evict=wanted):
             try:
-                program = self._load(key, niceness)
+                program = self._load(key, niceness, self._idle)
             except OutOfSpace as full:
                 log.warning("a program must wait: %s", full)
             else:
                 if program is None:
-                    if not self._closed:
+                    if self._idle is not None and self._idle.is_set():  # its turn comes again
+                        self.offer([key])
+                    elif not self._closed:
                         log.warning("a program was not compiled, or not kept; it is tried again later")
                         self._failed(key)
                     return

@@ -55,11 +55,13 @@ class CompilingProcess:
         """What the present compilation is given up by."""
         self._renicing = threading.Lock()
 
-    def hurry(self) -> None:
-        """Lets what is compiled now, if anything, end sooner: batches lose much, for want of it or of another one."""
+    def hurry(self) -> bool:
+        """Lets what is compiled now, if anything, end sooner: batches lose much, for want of it or of another one.
+        Returns whether it does: a process without rights cannot take back its own low priority."""
         process = self._process
         if process is not None and self._niceness > HURRIED and self._may_hurry:
             self._may_hurry = self._renice(process, HURRIED)  # if not, it is not asked again at every batch
+        return process is None or self._niceness <= HURRIED
 
     @property
     def closed(self) -> bool:

@@ -175,7 +175,7 @@ class EngineGroup(Serves):
                     if tried == len(chosen):
                         raise
                 else:
-                    self.homes.set(name, Home((device,), again, version))
+                    self.homes.set(name, Home((device,), again, version, classes=tuple(lowered.classes)))
                     break
             if before is not None:  # copies have the old version
                 self.mover.leave(name, before.devices[1:])

@@ -117,7 +117,8 @@ class MergedCopies:
                     return
                 assert chosen is not None
                 if self._full:  # the coldest leaves first: there is no room for both
-                    self._keep(self._without_coldest())
+                    if self.copies:  # else other threads took the room since
+                        self._keep(self._without_coldest())
                     if self._full:
                         continue
                 self._memory.merged += self._size

@@ -23,6 +23,8 @@ WORTHWHILE = 0.9
 """A program is wanted when its predicted time is below this share of the best ready one's."""
 NEARLY = 0.9
 """A program is asked for in the place of the best one if it gains at least this share of what that would."""
+SPLIT_LOSS = 0.5
+"""What a batch that no program takes loses by running in parts, as a share of its predicted time."""
 FEW_QUERIES = 8
 """Batches of fewer queries differ most, and ask for programs that many of them can use. What larger windows miss, and
 few queries that run in several batches, is seen when they are planned. Where all room for runs is computed, only a
@@ -43,6 +45,10 @@ def _has_more(key: ProgramKey, other: ProgramKey) -> bool:
     variant, less = key.variant, other.variant
     alike = variant != less and variant.run == less.run and variant.replaced == less.replaced
     return alike and variant.has_room({each: less.level(each) for each in less.classes()})
+
+
+class NoProgram(EngineFailure):
+    """No ready program takes these rows together; fewer of them one may take."""
 
 
 class Compiling(Protocol):
@@ -76,9 +82,18 @@ class Placer:
         self._known: tuple[Sequence[Program], dict[int, Sequence[Program]]] = ((), {})
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
-        """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
+        """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights.
+
+        Raises ``NoProgram``, and asks for one: shapes that plans fill say nothing of the room for a light class.
+        """
         needs = Needs([pending.row if copy is None else row_on_copy(pending) for pending in pendings])
-        best, known = self._ready(needs)
+        try:
+            best, known = self._ready(needs)
+        except NoProgram:
+            missing = self._ideal(needs, COARSE_LEVELS)
+            if self._compiling is not None and missing is not None and not self._replica.has_program(missing):
+                self._compiling.want(missing, SPLIT_LOSS * self._predictions.of_key(needs.table, missing))
+            raise
         layout = needs.layout(best.key.bucket)
         many_share = len(pendings) < FEW_QUERIES and not self._static_runs and copy is None
         compiling = self._compiling if many_share else None
@@ -130,7 +145,7 @@ class Placer:
             if needs.met_by(program.key) and (seconds := self._predictions.seconds(needs.table, program)) < least:
                 best, least = program, seconds
         if best is None:
-            raise EngineFailure(f"no ready program takes {len(needs.rows)} rows of up to {needs.lengths.max()} tokens")
+            raise NoProgram(f"no ready program takes {len(needs.rows)} rows of up to {needs.lengths.max()} tokens")
         return self._narrowest(best, needs), least
 
     def _narrowest(self, program: Program, needs: Needs) -> Program:

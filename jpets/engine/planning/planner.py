@@ -19,7 +19,7 @@ from jpets.engine.planning.kept_plan import KeptPlan
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.merged import MergedCopies
 from jpets.engine.planning.needs import Needs
-from jpets.engine.planning.placing import Compiling, Placer
+from jpets.engine.planning.placing import Compiling, NoProgram, Placer
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.predictions import Predictions
 from jpets.engine.planning.ready_programs import ReadyPrograms, Takers
@@ -111,8 +111,16 @@ class Planner:
             filled = policies.well_filled(chosen, lengths, own, self._settings.max_batch_rows)
             self._kept.put_off(waiting[q] for q in set(chosen).difference(filled))
             chosen = filled
-        batch = [waiting[q] for q in chosen]
-        return self.place(batch) if self._hot is None else self._hot.plan(batch, waiting[0], rare=rare)
+        while True:
+            batch = [waiting[q] for q in chosen]
+            try:
+                return self.place(batch) if self._hot is None else self._hot.plan(batch, waiting[0], rare=rare)
+            except NoProgram:
+                if len(chosen) == 1:
+                    raise
+            urgent = set(sorted(chosen)[: len(chosen) // 2])
+            self._kept.put_off(waiting[q] for q in chosen if q not in urgent)
+            chosen = [q for q in chosen if q in urgent]
 
     def _takers(self, *, rare: bool) -> Callable[[bool], Takers]:
         return lambda heavy: self.ready.takers(heavy=heavy, rare=rare)

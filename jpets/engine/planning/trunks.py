@@ -52,24 +52,27 @@ class Trunks:
     def plan(self, waiting: Sequence[Pending]) -> Plan | None:
         """The batch of the most urgent query's text, if its tasks take less time that way."""
         text = waiting[0].text
-        return None if text is None else self._of_text(text, waiting)
+        return None if text is None else self._of_text(text, [own for own in waiting if own.text is text])
 
     def without_texts(self, waiting: Sequence[Pending]) -> Sequence[Pending]:
         """``waiting`` without the queries that take less time in a batch of their text; the first one has none."""
         if len(self._replica.programs) == len(self._replica.for_mixtures):
             return waiting
-        texts = {pending.text for pending in waiting if pending.text is not None}
-        own = {text for text in texts if text is not waiting[0].text and self._pays(text, waiting)}
+        texts: dict[SharedText, list[Pending]] = {}
+        for pending in waiting:
+            if pending.text is not None and pending.text is not waiting[0].text:
+                texts.setdefault(pending.text, []).append(pending)
+        own = {text for text, members in texts.items() if len(members) > 1 and self._pays(text, members)}
         return [pending for pending in waiting if pending.text not in own] if own else waiting
 
-    def _pays(self, text: SharedText, waiting: Sequence[Pending]) -> bool:
+    def _pays(self, text: SharedText, members: Sequence[Pending]) -> bool:
         """Whether a text's queries take less time in a batch of their own; found anew only with other programs."""
         if text.pays is None or text.pays[0] is not self._replica.programs:
-            text.pays = self._replica.programs, self._of_text(text, waiting) is not None
-        return text.pays[1] and sum(pending.text is text for pending in waiting) > 1
+            text.pays = self._replica.programs, self._of_text(text, members) is not None
+        return text.pays[1]
 
-    def _of_text(self, text: SharedText, waiting: Sequence[Pending]) -> Plan | None:
-        members = self._together([pending for pending in waiting if pending.text is text])
+    def _of_text(self, text: SharedText, members: Sequence[Pending]) -> Plan | None:
+        members = self._together(members)
         if len(members) < 2:
             return None
         needs = Needs([pending.row for pending in members])

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from jpets.engine.batch.rows import Row
+from jpets.results import CACHE
 from jpets.types import Fills, Result, Timing
 
 ENTRY_BYTES = 1024
 """Bytes of an entry besides its numbers: key, result object, places in the cache's tables (measured, rounded up)."""
 NO_IDS, NO_PLACES = np.empty(0, np.int32), np.empty(0, np.intp)
-HIT = Timing(queued=0.0, computed=0.0, bucket="", program="cache", fallback=False)
+HIT = Timing(queued=0.0, computed=0.0, bucket="", program=CACHE, fallback=False)
 
 ResponseKey = tuple[str, object, int, tuple[int, int, bool] | bytes | None, str | None, bytes]
 

@@ -58,7 +58,7 @@ class TaskAdder:
             cost = time.monotonic() - began
             self.adopt(loaded.outlined(), tenant, version, load=load, cost=cost)
         except OutOfSpace:
-            if self._tasks.slots.hopeless(loaded.contents):
+            if self._tasks.slots.hopeless(loaded.contents, tenant):
                 raise
             self._tasks.register(tenant, loaded.task.id, load, version, keys=tuple(loaded.contents))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.queue.answers import Answers
@@ -43,7 +44,7 @@ Failures = Mapping[Entry, Exception]
 
 class Delivery:
     """``row`` makes a query's row for a task that came. At most ``most_bytes`` are on their way to the device, or a
-    single task.
+    single task. ``used`` is told of the classes of tasks that came.
 
     One thread delivers, that of ``Residency``; the owner thread writes, and puts the written tasks into ``arrived``.
     """
@@ -57,6 +58,7 @@ class Delivery:
         writer: SlotWriter,
         row: Callable[[Query, Resident], Row],
         most_bytes: float,
+        used: Callable[[Iterable[ClassKey]], None],
     ) -> None:
         self.counts: Counter[str] = Counter()
         """Tasks brought from ``host`` or by ``load``, that ``failed``, and the ``bytes`` that were written."""
@@ -72,6 +74,7 @@ class Delivery:
         self._writer = writer
         self._row = row
         self._most_bytes = most_bytes
+        self._used = used
 
     def has_room(self, batch: Sequence[Coming] = ()) -> bool:
         """Whether one more task may be on its way, besides those that are and ``batch``."""
@@ -117,8 +120,10 @@ class Delivery:
         if failure is not None:
             self._tasks.slots.release(resident.slots)
             self.refuse(entry, failure, came.turn)
-        elif self._tasks.bring(resident, came.turn) and (held := self._tasks.hold(entry, 1)) is not None:
-            self.serve(entry, held)
+        elif self._tasks.bring(resident, came.turn):
+            self._used(resident.slots)
+            if (held := self._tasks.hold(entry, 1)) is not None:
+                self.serve(entry, held)
 
     def serve(self, entry: Entry, resident: Resident) -> None:
         """The cold queries of a task on the device become ready. ``resident`` is held for one query meanwhile."""

@@ -13,15 +13,18 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.residency.delivering import Coming, Delivery
 from jpets.engine.residency.host_cache import HostCache
 from jpets.engine.residency.loading import LoadedTask, TaskLoader
-from jpets.engine.tasks.entries import Entry
+from jpets.engine.tasks.entries import Entry, LoadFailure
 from jpets.engine.tasks.table import TaskTable
-from jpets.errors import NotFound, OutOfSpace
+from jpets.errors import NotFound, OutOfSpace, Preparing, Saturated
 from jpets.readers import Readers
 
 log = logging.getLogger(__name__)
 
 BYTES_PER_SECOND = 1e9
 """Assumed speed of tasks from host memory to the device, for the cost of bringing one."""
+REST, MOST_REST = 10.0, 1.0
+"""For so many times what reading took, and at most so many seconds, a task that could not be read is not read again:
+clients ask again at once, and readers have other work."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,15 @@ class Fetcher:
         return entry in self.host or not self.readers.full
 
     def place(self, entry: Entry, *, evict: bool = True) -> Coming | None:
-        """The task with slots of its own; None if it has to be read: ``placed`` has it then.
+        """The task with slots of its own; None if it has to be read: ``placed`` has it then. Where it could not be read
+        just now, its queries are told that again.
 
         Raises ``OutOfSpace`` where there are no slots now.
         """
         turn, slots = entry.turn, dict[ClassKey, int]()
+        if (failure := entry.failure) is not None and failure.turn == turn and time.monotonic() < failure.until:
+            self._delivery.refuse(entry, failure.error, turn)
+            return None
         if entry.keys:  # before it is read, which may be in vain
             slots = self._tasks.slots.reserve(entry.keys, entry.tenant, evict=evict)
         loaded = self.host.get(entry, turn)
@@ -122,6 +129,9 @@ class Fetcher:
             log.error("a task could not be loaded", exc_info=error, extra={"task": entry.task})
         if entry.turn == done.turn:
             entry.keys = None  # a task that may not come must not make another one leave
+            passes = isinstance(error, Saturated) and not isinstance(error, Preparing)  # which costs no long reading
+            rests = 0.0 if passes else min(MOST_REST, REST * done.seconds)
+            entry.failure = LoadFailure(error, done.turn, time.monotonic() + rests)
         self._tasks.slots.release(done.slots)
         self._delivery.refuse(entry, error, done.turn)
 

@@ -239,7 +239,7 @@ class Residency:
                         placed = self._fetcher.place(entry)
                     except OutOfSpace as error:
                         keys = entry.keys or ()
-                        if self._tasks.slots.hopeless(keys):
+                        if self._tasks.slots.hopeless(keys, entry.tenant):
                             delivery.refuse(entry, error)
                             continue
                         full.update(self._tasks.slots.lacking(keys, entry.tenant) or keys)

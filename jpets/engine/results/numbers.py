@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.special import expit
 
 from jpets.types import FloatArray
 
@@ -13,7 +14,7 @@ def softmax(logits: FloatArray) -> FloatArray:
 
 
 def sigmoid(logits: FloatArray) -> FloatArray:
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits)), np.float32)
+    return np.asarray(expit(logits), np.float32)
 
 
 def normalized(vector: FloatArray) -> FloatArray:

@@ -6,7 +6,7 @@ import abc
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jpets.deltas import class_method
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
@@ -36,6 +36,15 @@ class FilePart(abc.ABC):
         """The task was to come before a query asks for it: it is there, or does not come."""
 
 
+class LoadFailure(NamedTuple):
+    """Why a task could not be read, and until when that is told its queries without reading it again
+    (``time.monotonic``)."""
+
+    error: Exception
+    turn: int
+    until: float
+
+
 @dataclass(eq=False)
 class Entry:
     """A task that an engine knows, on the device or not. ``load`` reads it, in any thread."""
@@ -53,6 +62,8 @@ class Entry:
     resident: Resident | None = None
     turn: int = 0
     """Rises with every new version."""
+    failure: LoadFailure | None = None
+    """Of the latest reading, where that failed."""
     replaced: bool = False
     """Whether something of another kind, as a group of students, took its name when it was removed."""
     loading: object = field(default_factory=object)

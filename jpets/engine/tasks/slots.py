@@ -76,10 +76,22 @@ class Slots:
             full = [key for key in keys if not self.pools[key].free]
             return {key for key in full if not evict or self._victim(key, tenant, self._counts) is None}
 
-    def hopeless(self, keys: Iterable[ClassKey]) -> bool:
-        """Whether one of these classes has only tasks that never leave."""
+    def hopeless(self, keys: Iterable[ClassKey], tenant: str | None = None) -> bool:
+        """Whether one of these classes has only tasks that never leave, or, for a ``tenant``, that do not leave for one
+        of its own: others have reserved them."""
         with self.lock:
-            return any(self.pools[key].fixed >= self.pools[key].total for key in keys)
+            return any(self._held(key, tenant) for key in keys)
+
+    def _held(self, key: ClassKey, tenant: str | None) -> bool:
+        pool = self.pools[key]
+        if pool.fixed >= pool.total:
+            return True
+        if tenant is None or not self._reserved or pool.free or pool.leaving:
+            return False
+        own = [resident for resident in self._present if key in resident.slots]
+        if len(own) < pool.total:  # some are on their way
+            return False
+        return not any(each.pageable and self._may_leave(each, tenant, self._counts) for each in own)
 
     def drain(self, keys: Iterable[ClassKey], tenant: str, waiting: Mapping[ClassKey, int]) -> None:
         """In a class full of tasks with queries, the task with the fewest gets no new ones, and leaves when these are

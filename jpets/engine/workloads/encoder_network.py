@@ -202,7 +202,8 @@ class EncoderNetwork(Network):
 
     def merged(self, task: Task, params: Params, dtype: DType) -> Params:
         held = [delta for delta in task.deltas if METHODS[delta.method].in_copies]
-        merged = merge_deltas(held, self.config, jax.tree.map(jnp.asarray, params))
+        computed = {name: each for name, each in params.items() if name != "table"}  # which may be larger than a device
+        merged = merge_deltas(held, self.config, jax.tree.map(jnp.asarray, computed))
         return cast_params(self.merge_target(merged), dtype)
 
     def shortened(self, layers: int) -> Self:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pathlib
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from unittest import mock
@@ -151,7 +152,7 @@ def test_a_compiling_process_that_is_killed_costs_no_program(
 def test_a_program_that_could_not_be_had_may_be_asked_for_again(
     compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    def failing(key: ProgramKey, niceness: int) -> None:
+    def failing(key: ProgramKey, niceness: int, unless: object = None) -> None:
         if fault == "raises":
             raise OSError("no more processes")
 
@@ -234,7 +235,8 @@ def test_programs_without_which_batches_lose_much_come_first_and_soon(
     hurried = mock.Mock()
     monkeypatch.setattr(compiler.process, "hurry", hurried)
 
-    def watched(family: Family, key: ProgramKey, *, niceness: int) -> float | None:
+    def watched(family: Family, key: ProgramKey, *, niceness: int, unless: object) -> float | None:
+        del unless
         brought.append((key.bucket.tokens, niceness))
         if len(brought) == 1:
             hurried.assert_not_called()
@@ -251,6 +253,39 @@ def test_programs_without_which_batches_lose_much_come_first_and_soon(
     lost[0] = 0.0
     wait_until(lambda: len(brought) == 3 and not compiler.waiting)
     assert brought[2] == (9, IDLE)
+
+
+def test_what_nobody_waits_for_gives_way_to_what_somebody_waits_for(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a process may not take back its own low priority."""
+    monkeypatch.setattr(compiler.process, "hurry", lambda: False)
+    begun, compile, brought = threading.Event(), compiler.process.compile, list[tuple[int, int]]()
+
+    def slow(family: Family, key: ProgramKey, *, niceness: int, unless: threading.Event | None) -> float | None:
+        brought.append((key.bucket.tokens, niceness))
+        if len(brought) == 1:
+            assert unless is not None
+            begun.set()
+            assert unless.wait(10)
+            return None
+        return compile(family, key, niceness=niceness, unless=unless)
+
+    monkeypatch.setattr(compiler.process, "compile", slow)
+    failed = compiler.failed
+    compiler.offer([unlisted(31)])
+    assert begun.wait(10)
+    compiler.need(unlisted(32)).result(60)
+    wait_until(lambda: compiler._replica.has_program(unlisted(31)))
+    assert brought == [(31, IDLE), (32, HURRIED), (31, IDLE)] and compiler.failed == failed
+
+
+def test_failures_without_end_wait_an_hour(compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = unlisted(33)
+    monkeypatch.setitem(compiler._failures, key, 5000)
+    compiler._failed(key)
+    assert compiler.barred(key)
+    compiler._wanted.put_off([key], 0.0)
 
 
 def test_losses_that_many_programs_share_count_together(
@@ -274,7 +309,8 @@ def test_programs_that_only_measure_wait_for_those_that_batches_miss(
 ) -> None:
     compile, order = compiler.process.compile, list[int]()
 
-    def watched(family: Family, key: ProgramKey, *, niceness: int = IDLE) -> float | None:
+    def watched(family: Family, key: ProgramKey, *, niceness: int = IDLE, unless: object = None) -> float | None:
+        del unless
         order.append(key.bucket.tokens)
         return compile(family, key, niceness=niceness)
 

@@ -96,12 +96,17 @@ def test_without_room_nothing_comes_and_the_refusal_says_what_helps(grown: Engin
         grown.check_task(HEAVY)
 
 
-def test_used_classes_share_batches_with_all_others(program_cache: Path) -> None:
+@pytest.mark.parametrize("cold", [False, True])
+def test_used_classes_share_batches_with_all_others(program_cache: Path, *, cold: bool) -> None:
     settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64)
     with Engine(shallow(), [OLD], settings, cache_dir=program_cache).start() as own:
         own.prepare(classes(NEW, TASKS["ia3"])).result(120)
         assert len(own.replica.generations) == 1, "they are not used yet"
-        own.add_task(NEW)
+        if cold:  # its classes are not known before it is read
+            own.register_task(NEW.id, lambda: NEW)
+            assert numbers(*own.infer([Query(NEW.id, TEXTS[0])])).size
+        else:
+            own.add_task(NEW)
         assert len(own.replica.generations) == 2
         core = own.replica.generations[-1].core
         wait_until(lambda: all(map(own.replica.has_program, core)))

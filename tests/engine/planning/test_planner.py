@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from typing import get_args
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,10 +18,13 @@ from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.engine import Engine
 from jpets.engine.planning.kept_plan import KeptPlan
 from jpets.engine.planning.menu import Menu
+from jpets.engine.planning.needs import Needs
+from jpets.engine.planning.placing import NoProgram
 from jpets.engine.planning.planner import Planner
 from jpets.engine.planning.ready_programs import kinds_of, shapes_for
 from jpets.engine.planning.window import Pricing, read_window
 from jpets.engine.planning.wishes import possible_variants
+from jpets.engine.programs.program import Program
 from jpets.engine.tasks.sorts import Sort
 from jpets.scheduling.costs.ready_lookup import MIXED
 from jpets.scheduling.costs.shape import Shape
@@ -53,6 +57,27 @@ def test_every_policy_serves(engine: Engine, policy: Policy) -> None:
         left = [pending for pending in left if pending not in plan.pendings]
         batches += 1
     assert batches < len(waiting) or policy == "beta"
+
+
+def test_a_batch_that_no_program_takes_runs_in_parts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may have too little room for a class that many of its rows have, and one with room is asked for."""
+    planner, _, compiling = asking(engine)
+    waiting, ready = pendings(engine, [None] * 7), planner._placer._ready
+
+    def for_few(needs: Needs) -> tuple[Program, float]:
+        if len(needs.rows) > 3:
+            raise NoProgram("too many")
+        return ready(needs)
+
+    monkeypatch.setattr(planner._placer, "_ready", for_few)
+    monkeypatch.setattr(engine.replica, "has_program", lambda key: False)
+    plan = planner.next_batch(waiting)
+    assert list(plan.pendings) == waiting[: len(plan.pendings)] and 0 < len(plan.pendings) <= 3
+    ((wanted, _), *_) = compiling.wanted
+    assert wanted.bucket.holds(np.array([pending.row.length for pending in waiting]))
+    monkeypatch.setattr(planner._placer, "_ready", mock.Mock(side_effect=NoProgram("none at all")))
+    with pytest.raises(NoProgram):
+        planner.next_batch(waiting)
 
 
 def test_one_query_takes_no_search(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

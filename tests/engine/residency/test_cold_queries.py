@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import wait
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from paged_engine import TASKS, TEXT, assert_no_slot_lost, engine_answer, every_
 from support import light_or_mask_task, logits_of, tiny
 
 from jpets.engine.engine import Engine
+from jpets.engine.residency import fetching
 from jpets.errors import DeadlineExceeded, EngineFailure, InputTooLong, InvalidInput, InvalidTask, NotFound, Saturated
 from jpets.types import Query, Task
 
@@ -42,6 +44,29 @@ def test_a_task_that_cannot_be_read_costs_no_other(paged: Callable[..., Engine])
     assert engine.residency.counts["failed"] == 3
     engine.register_task("gone", lambda: light_or_mask_task(5, "gone"))
     assert engine.infer([Query("gone", TEXT)])[0].error is None
+
+
+def test_a_task_that_cannot_be_read_is_not_read_for_every_query(
+    paged: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "REST", math.inf)
+    monkeypatch.setattr(fetching, "MOST_REST", 60.0)
+    engine, reads = paged(), list[float]()
+
+    def broken() -> Task:
+        reads.append(time.monotonic())
+        raise OSError("input/output error")
+
+    engine.register_task("broken", broken)
+    for _ in range(5):
+        assert isinstance(engine.infer([Query("broken", TEXT)])[0].error, EngineFailure)
+    assert len(reads) == 1
+    engine.register_task("broken", broken)
+    assert isinstance(engine.infer([Query("broken", TEXT)])[0].error, EngineFailure)
+    assert len(reads) == 2, "another version may be whole"
+    monkeypatch.setattr(fetching, "time", mock.Mock(monotonic=lambda: time.monotonic() + 60.0))
+    assert isinstance(engine.infer([Query("broken", TEXT)])[0].error, EngineFailure)
+    assert len(reads) == 3
 
 
 def test_many_that_cannot_be_served_hide_no_other(paged: Callable[..., Engine]) -> None:

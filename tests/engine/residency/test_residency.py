@@ -138,6 +138,19 @@ def test_tasks_of_a_tenant_with_a_reservation_stay(paged: Callable[..., Engine])
     assert len(own) == 2
 
 
+def test_no_slot_will_be_free_beside_what_another_tenant_has_reserved(paged: Callable[..., Engine]) -> None:
+    engine = paged(reserved_tasks={"small": 2})
+    for number in range(SLOTS - 2):
+        engine.add_task(light_or_mask_task(3 * number, f"stays-{number}"))
+    for name in ("a", "b"):
+        engine.register_task(name, loader(engine, light_or_mask_task(0, name)), tenant="small")
+        assert engine.infer([Query(name, TEXT)], tenant="small")[0].error is None
+    (refused,) = engine.infer([Query("task-0", TEXT)])
+    assert isinstance(refused.error, OutOfSpace)
+    engine.register_task("c", loader(engine, light_or_mask_task(0, "c")), tenant="small")
+    assert engine.infer([Query("c", TEXT)], tenant="small")[0].error is None
+
+
 def test_slots_in_use_are_waited_for(paged: Callable[..., Engine]) -> None:
     """More tasks in one submission than there are slots: the later ones wait for the first to be answered."""
     engine = paged()

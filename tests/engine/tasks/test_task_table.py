@@ -125,6 +125,21 @@ def test_a_reservation_holds_against_others_alone() -> None:
     assert bring(table, big[1], (A,)) is not None and not second.removed
 
 
+def test_what_others_have_reserved_will_not_be_free_for_a_tenant() -> None:
+    table = TaskTable({A: 4}, reserved={"small": 2})
+    kept = table.register("big", "kept", lambda: task("x"), pinned=True)
+    for entry in (kept, *(table.register("small", name, lambda: task("x")) for name in ("one", "two"))):
+        assert not table.slots.hopeless([A], "big")
+        assert bring(table, entry, (A,)) is not None
+    assert table.slots.hopeless([A], "big") and not table.slots.hopeless([A], "small")
+    assert not table.slots.hopeless([A]), "some of them may leave for another task of their tenant"
+    coming = TaskTable({A: 4}, reserved={"small": 2})
+    for name in ("one", "two"):
+        bring(coming, coming.register("small", name, lambda: task("x")), (A,))
+    coming.slots.reserve((A,), "big")
+    assert not coming.slots.hopeless([A], "big"), "one is on its way, and may leave"
+
+
 def test_everything_in_use() -> None:
     table = TaskTable({A: 2})
     entry, other = (table.register("t", name, lambda: task("x")) for name in ("one", "two"))
