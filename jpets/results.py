@@ -17,6 +17,10 @@ FloatArray = npt.NDArray[np.float32]
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 
+CACHE = "cache"
+"""What stands for the program of an answer that was not computed."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Timing:
     """Where a query's time went, in seconds, and what ran it."""
@@ -29,6 +33,11 @@ class Timing:
     """True when a better-fitting program was still being compiled."""
     shared_layers: int = 0
     """Lower layers that were computed once for this text and all tasks that were asked about it together."""
+
+    @property
+    def cached(self) -> bool:
+        """Whether an earlier answer to the same query was given again."""
+        return self.program == CACHE
 
     @property
     def executable(self) -> str:

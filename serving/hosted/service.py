@@ -71,6 +71,11 @@ class Service:
         return TextEncoder.of(self.backbone, looked_up=False)
 
     @property
+    def has_text(self) -> bool:
+        """Whether ``text`` was asked for before."""
+        return "text" in self.__dict__
+
+    @property
     def ready(self) -> bool:
         """Every query would be answered without waiting for a compilation or for one of the most used tasks."""
         return self.started is not None and not self.tasks.closing and self.started.ready
@@ -94,7 +99,7 @@ class Service:
         """Most tokens of a text for this task, or for the backbone itself."""
         longest = self.engine.longest
         if task is None:
-            return longest
+            return min(longest, self.backbone.embeds.preprocessing.max_length or longest)
         room = task_lead(task.parts[0]).room(longest, self.backbone.config.max_positions)
         return min(room, task.preprocessing.max_length or room)
 

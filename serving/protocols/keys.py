@@ -91,7 +91,7 @@ async def _changed(here: Context, change: Callable[[], Changed]) -> Changed:
         here.keyring.refresh()
         return changed
 
-    return await here.turns.change(both)
+    return await here.turns.change_keys(both)
 
 
 def _add(path: str, endpoint: Callable[..., Any], **how: Any) -> None:

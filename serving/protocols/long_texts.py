@@ -11,7 +11,9 @@ import numpy as np
 from jpets.engine.results.entities import OUTSIDE, aggregated, of_windows
 from jpets.engine.results.results import DEFAULT_THRESHOLD
 from jpets.engine.results.spans import best_span
+from jpets.errors import Saturated
 from jpets.types import Aggregation, Classification, Entity, Regression, Result, Span, Task, Tokens
+from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import all_of, scored
 from serving.requests.answers import render
 from serving.requests.windows import Cut
@@ -34,7 +36,9 @@ def render_whole(
 
 def averaged(task: Task, results: Sequence[Classification | Regression]) -> Classification | Regression:
     """The mean of the windows' probabilities, or of their values, each counted by its tokens. Of a group of students it
-    says the fewest that made one of them."""
+    says the fewest that made one of them. Raises ``Saturated`` where the task was replaced meanwhile."""
+    if len({result.logits.shape for result in results}) > 1 or len({result.names for result in results}) > 1:
+        raise Saturated(REPLACED)
     made = [result.students for result in results if result.students is not None]
     first = dataclasses.replace(results[0], students=min(made, default=None))
     tokens = [result.tokens for result in results]
@@ -45,6 +49,8 @@ def averaged(task: Task, results: Sequence[Classification | Regression]) -> Clas
         [result.probs for result in results if isinstance(result, Classification)], axis=0, weights=tokens
     ).astype(np.float32)
     limits = task.preprocessing.thresholds or (DEFAULT_THRESHOLD,) * len(probs)
+    if len(limits) != len(probs):
+        raise Saturated(REPLACED)
     over = [name for name, p, limit in zip(first.names, probs, limits, strict=True) if p >= limit]
     best = int(probs.argmax())
     return dataclasses.replace(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jpets.engine.results.numbers import sigmoid
 from jpets.errors import InvalidInput, Saturated
-from jpets.types import Result, Task
+from jpets.types import FloatArray, Result, Task
 from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import scored
 from serving.requests.context import Context
@@ -22,13 +22,19 @@ async def scoring_task(here: Context, name: str) -> Task:
 
 
 def relevances(results: Sequence[Result], *, raw: bool) -> list[float]:
-    """The score of each pair: a probability, or the ``raw`` output."""
+    """The score of each pair: a probability, or the ``raw`` output. Raises ``Saturated``."""
+    return [float(logit if raw else sigmoid(logit)) for logit in _logits(results)]
+
+
+def best_first(results: Sequence[Result]) -> list[int]:
+    """The places of pairs, the highest output first, which tells apart what are equal probabilities in 32 bits; equal
+    ones stay in their order. Raises ``Saturated``."""
+    logits = _logits(results)
+    return sorted(range(len(logits)), key=lambda at: -logits[at])
+
+
+def _logits(results: Sequence[Result]) -> list[FloatArray]:
     found = scored(results)
     if any(len(result.logits) != 1 for result in found):
         raise Saturated(REPLACED)
-    return [float(result.logits[0] if raw else sigmoid(result.logits)[0]) for result in found]
-
-
-def best_first(scores: Sequence[float]) -> list[int]:
-    """The places of scores, the highest first; equal ones stay in their order."""
-    return sorted(range(len(scores)), key=lambda at: -scores[at])
+    return [result.logits[0] for result in found]

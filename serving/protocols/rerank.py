@@ -110,7 +110,7 @@ async def rerank(
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         scores = relevances(results, raw=task.head.relevance == "raw")
-        best = best_first(scores)[: body.top_n]
+        best = best_first(results)[: body.top_n]
         ranked: list[dict[str, Any]] = [{"index": at, "relevance_score": scores[at]} for at in best]
         if body.return_documents:
             ranked = [{**each, "document": {"text": texts[each["index"]]}} for each in ranked]

@@ -92,4 +92,5 @@ def _cut(text: str, result: Tokens, encoder: TextEncoder) -> int | None:
 
 def _has_tokens(text: str, encoder: TextEncoder) -> bool:
     """Some characters, as a byte order mark, are no token: they are not missed."""
-    return bool(text.strip() and encoder.tokenizer.encode(text[:LOOKED_AT], add_special_tokens=False).ids)
+    pieces = (text[at : at + LOOKED_AT] for at in range(0, len(text), LOOKED_AT))
+    return any(each.strip() and encoder.tokenizer.encode(each, add_special_tokens=False).ids for each in pieces)

@@ -40,7 +40,7 @@ class RollbackRequest(BaseModel):
     """``version`` is a number or an alias; by default the version served before."""
 
     model_config = ConfigDict(extra="forbid")
-    version: Int64 | Annotated[Text, Field(max_length=64)] | None = None
+    version: Annotated[Int64, Field(ge=0, le=MOST_VERSIONS)] | Annotated[Text, Field(max_length=64)] | None = None
 
 
 Filter = Annotated[str | None, Query(max_length=128)]

@@ -110,7 +110,7 @@ async def rerank(request: Request, here: Here, task: str, body: Annotated[RankRe
 
     def respond(results: Sequence[Result]) -> list[dict[str, Any]]:
         scores = relevances(results, raw=body.raw_scores)
-        ranked: list[dict[str, Any]] = [{"index": at, "score": scores[at]} for at in best_first(scores)]
+        ranked: list[dict[str, Any]] = [{"index": at, "score": scores[at]} for at in best_first(results)]
         return [{**each, "text": body.texts[each["index"]]} for each in ranked] if body.return_text else ranked
 
     return await ask(

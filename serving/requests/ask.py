@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import itertools
 import time
@@ -14,12 +15,13 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 
 from jpets.errors import DeadlineExceeded, InvalidInput, TooLarge
-from jpets.types import Classification, Embedding, Fills, Query, Regression, Result, Span, Tokens
+from jpets.types import Classification, Embedding, Failure, Fills, Query, Regression, Result, Span, Tokens
 from serving.http.aside import SHORT
 from serving.http.errors import ClientGone
 from serving.http.responses import FastJSONResponse
 from serving.requests.context import Context
 from serving.requests.deadlines import LATE, in_time, seconds_of
+from serving.tenants.allowance import computed_tokens
 
 STUDENTS_HEADER = "X-Students"
 Answer = TypeVar("Answer")
@@ -91,7 +93,7 @@ async def answer(
         else:
             futures = await in_time(here, seconds, _submitted(here, effort, submit))
     except BaseException:  # a key that ends cancels its requests
-        allowance.settle(counted, ())
+        allowance.give_back(counted)
         raise
     end: asyncio.Future[None] = loop.create_future()
     _when_all_done(futures, partial(_finish, end), loop)
@@ -102,19 +104,47 @@ async def answer(
     try:
         await end
         results = [future.result() for future in futures]
-        allowance.settle(counted, results)
     finally:
         late.cancel()
         if watch is not None:
             watch.cancel()
         for future in futures:
             future.cancel()
-    if masks := sum(len(result.outputs) for result in results if isinstance(result, Fills)):
-        if masks > MOST_MASKS:
-            raise TooLarge(f"the texts have {masks} masks, at most {MOST_MASKS} are filled at once; send fewer")
-        effort += masks * FILLED * RENDERED
+        if counted:
+            allowance.settle(counted, tokens_of(futures))
+    results = _few_masks(results, several=len({query.task for query in queries}) > 1)
+    effort += FILLED * RENDERED * sum(map(_masks, results))
     effort += WRITTEN * sum(map(_numbers, results))
     return await here.aside.do(effort // RENDERED, partial(respond, effort, results))
+
+
+def tokens_of(futures: Sequence[Future[Result]]) -> list[int | None]:
+    """How many tokens each has computed; None where a cancelled one is being computed still: others have left the
+    queue."""
+    ended = concurrent.futures.wait(futures, timeout=0).done
+    return [
+        None if own not in ended else 0 if own.cancelled() or own.exception() else computed_tokens(own.result())
+        for own in futures
+    ]
+
+
+def _few_masks(results: list[Result], *, several: bool) -> list[Result]:
+    """Raises ``TooLarge`` for more masks than a request may have; of ``several`` tasks those beyond it get the error,
+    as one task's errors are not the others'."""
+    masks = list(itertools.accumulate(map(_masks, results)))
+    if not masks or masks[-1] <= MOST_MASKS:
+        return results
+    error = TooLarge(f"the texts have {masks[-1]} masks, at most {MOST_MASKS} are filled at once; send fewer")
+    if not several:
+        raise error
+    return [
+        Failure(task=each.task, tokens=each.tokens, error=error) if _masks(each) and so_far > MOST_MASKS else each
+        for each, so_far in zip(results, masks, strict=True)
+    ]
+
+
+def _masks(result: Result) -> int:
+    return len(result.outputs) if isinstance(result, Fills) else 0
 
 
 async def _submitted(here: Context, effort: int, submit: Callable[[], list[Future[Result]]]) -> list[Future[Result]]:

@@ -65,24 +65,36 @@ class Allowance:
         if self._tokens is not None and (wait := self._tokens.wait(sum(map(_about, queries)))):
             raise self._too_many(wait)
 
-    def queries(self, queries: Sequence[Query], longest: int) -> int:
+    def queries(self, queries: Sequence[Query], longest: int) -> Sequence[int]:
         """Counts their tokens before they are known, by their texts' lengths and at most ``longest`` each; returns how
-        many. Raises ``OverQuota``."""
+        many of each, and nothing where they are not limited. Raises ``OverQuota``."""
         if self._tokens is None:
-            return 0
-        count = sum(min(longest, _about(query)) for query in queries)
-        if wait := self._tokens.take(count):
+            return ()
+        counted = [min(longest, _about(query)) for query in queries]
+        if wait := self._tokens.take(sum(counted)):
             raise self._too_many(wait)
-        return count
+        return counted
 
     def _too_many(self, wait: float) -> OverQuota:
         return OverQuota(f"over {self.limits.tokens_per_minute:g} tokens a minute; send fewer", wait)
 
-    def settle(self, counted: int, results: Sequence[Result]) -> None:
-        """Replaces what ``queries`` counted by the tokens that were computed: each student of a group computes them."""
+    def settle(self, counted: Sequence[int], computed: Sequence[int | None]) -> None:
+        """Replaces what ``queries`` counted by the tokens that were ``computed``; None where that is not known."""
         if self._tokens is not None:
-            computed = (result.tokens * (result.students or 1) for result in results if result.timing is not None)
-            self._tokens.give(counted - sum(computed))
+            pairs = zip(counted, computed, strict=True)
+            self._tokens.give(sum(before - own for before, own in pairs if own is not None))
+
+    def give_back(self, counted: Sequence[int]) -> None:
+        """What ``queries`` counted, where nothing came of it."""
+        if self._tokens is not None:
+            self._tokens.give(sum(counted))
+
+
+def computed_tokens(result: Result) -> int:
+    """How many tokens were computed for an answer: each student of a group computes them."""
+    if result.timing is None or result.timing.cached:
+        return 0
+    return result.tokens * (result.students or 1)
 
 
 def _about(query: Query) -> int:

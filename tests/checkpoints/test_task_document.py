@@ -146,6 +146,18 @@ QUESTIONS = [
 ]
 
 
+def test_tokens_of_a_text_are_labelled_once(make_task: MakeTask) -> None:
+    """Else offsets and words would be those of another place."""
+    head = Head("token-classification", {"kernel": np.ones((16, 3), np.float32), "bias": np.ones(3, np.float32)})
+    for template, fits in (("{text} | {text}", False), ("{text} | {text_pair}", True)):
+        task = make_task("lora", head=head, preprocessing=Preprocessing(template=template))
+        if fits:
+            task_to_bytes(task)
+            continue
+        with pytest.raises(InvalidTask, match="template: expected each text once"):
+            task_to_bytes(task)
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_question_answering(make_task: MakeTask, config: BackboneConfig, layers: int) -> None:
     sizes = {"kernel": (16 if layers == 1 else 8, 2), "bias": (2,)}

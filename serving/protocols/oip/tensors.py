@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -32,10 +33,11 @@ class Tensor:
 
     @property
     def values(self) -> int:
-        """How many values came."""
+        """How many values came, at least: of nested ones as many as the shape says, which is compared with them later.
+        A shape of more sizes is refused unread."""
         if isinstance(self.data, memoryview):
             return len(self.data) // (1 if self.datatype == "BYTES" else np.dtype(np.int64).itemsize)
-        return len(self.data)
+        return max(len(self.data), math.prod(self.shape) if len(self.shape) <= 2 else 0)
 
 
 def datatype_of(array: Array) -> str:

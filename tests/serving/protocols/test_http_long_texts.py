@@ -9,7 +9,9 @@ import pytest
 from clients import Call
 
 from jpets.engine.engine import Engine
-from jpets.types import Classification, Preprocessing, Query, Regression, Result
+from jpets.errors import Saturated
+from jpets.types import BackboneRef, Classification, Head, Preprocessing, Query, Regression, Result, Task
+from serving.protocols.long_texts import averaged
 
 LONG = "Anna plays chess in the library of functions. " * 12
 SHORT = "a chess engine"
@@ -29,6 +31,22 @@ def windows_of(engine: Engine, task: str, text: str) -> list[Result]:
     longest = engine.longest
     found = engine.text.windows(Query(None, text), Preprocessing(), longest, min(longest // 2, 128))
     return engine.infer([Query(task, input_ids=own.ids.tolist()) for own in found])
+
+
+def test_windows_of_two_versions_are_no_answer() -> None:
+    def found(*names: str) -> Classification:
+        probs = np.full(len(names), 0.5, np.float32)
+        return Classification(
+            task="topic", tokens=3, logits=probs, probs=probs, label=None, score=0.5, names=names, multi_label=True
+        )
+
+    ref = BackboneRef("b", "sha256:0", "bert", 8, 1)
+    rule = Preprocessing(thresholds=(0.5, 0.5))
+    task = Task("topic", ref, (), Head("sequence-classification"), ("a", "b"), preprocessing=rule)
+    assert averaged(task, [found("a", "b"), found("a", "b")]).names == ("a", "b")
+    for windows in ([found("a", "b"), found("a", "b", "c")], [found("a", "b"), found("a", "c")], [found("a")]):
+        with pytest.raises(Saturated, match="replaced"):
+            averaged(task, windows)
 
 
 def test_probabilities_are_those_of_all_windows(call: Call, engine: Engine) -> None:

@@ -25,6 +25,7 @@ from serving.app import create_app
 from serving.hosted.repository import Validator
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
+from serving.requests import ask
 
 KNOWN = json.loads((MASKED / "bert" / "answers.json").read_text(encoding="utf-8"))
 TEXT, TWO = KNOWN["answers"][0]["text"], KNOWN["answers"][1]["text"]
@@ -160,6 +161,15 @@ def test_what_masks_cannot_be_asked(call: Call, path: str, body: dict[str, Any],
     answer = call("POST", path, json=body)
     assert answer.status_code in (400, 413, 422), answer.text
     assert named in answer.text, answer.text
+
+
+def test_masks_of_one_task_are_not_the_others_error(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "MOST_MASKS", 40)
+    text = "[MASK] " * 29
+    answer = call("POST", "/v1/fanout", json={"tasks": ["words", "tuned"], "text": text})
+    assert answer.status_code == 200, answer.text
+    first, second = answer.json()["data"]
+    assert "error" not in first and "58 masks, at most 40" in second["error"]["message"]
 
 
 def test_text_embeddings_inference_has_no_such_model(call: Call) -> None:

@@ -19,6 +19,7 @@ from jpets.tokenizing import TextEncoder
 from jpets.types import Classification, Embedding, Preprocessing, Query, Regression, Task, Tokens
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
+from serving.protocols.relevance import best_first
 from serving.protocols.token_limits import cut
 
 QUERY, TEXTS = "a board game", ["chess engine", "soup", "the library of go"]
@@ -250,3 +251,19 @@ def test_a_default_task_that_labels_tokens_gives_spans(service: Service, engine:
     assert 0 < cut["truncated_at"] < len(long) and (cut["truncated_at"] + 1) % len("chess ") == 0
     assert all(own["end"] <= cut["truncated_at"] for own in cut["spans"])
     assert call("POST", "/classify", json={"inputs": text + "\ufeff \u200b"}).json()["truncated_at"] is None
+    each = len(engine.text.tokenizer.encode("chess", add_special_tokens=False).ids)
+    full = " ".join(["chess"] * ((engine.longest - 2) // each))
+    hidden = call("POST", "/classify", json={"inputs": f"{full}{' ' * 9000}library", "truncate": True}).json()
+    assert hidden["truncated_at"] == len(full), "however much white space is before what was not read"
+    spaces = call("POST", "/classify", json={"inputs": full + " " * 9000, "truncate": True}).json()
+    assert spaces["truncated_at"] is None
+
+
+def test_small_probabilities_are_told_apart() -> None:
+    logits = np.linspace(-60, 20, 161, dtype=np.float32)
+    np.testing.assert_allclose(sigmoid(logits), 1 / (1 + np.exp(-logits.astype(np.float64))), rtol=1e-6)
+    results = [
+        Regression(task="price", tokens=3, logits=np.array([logit], np.float32), score=0.0)
+        for logit in (-16.0, 30.0, -15.9, 31.0, -16.0)
+    ]
+    assert best_first(results) == [3, 1, 2, 0, 4], "also where probabilities are 1 in 32 bits"

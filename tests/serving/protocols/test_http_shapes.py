@@ -4,6 +4,7 @@ the output itself, behind virtual tokens."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from jpets.types import Embedding, Head, Preprocessing, Query, Regression, Relev
 from serving.hosted.repository import Validator
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
+from serving.protocols.oip.tensors import Tensor
 
 SIZE, WIDE, VIRTUAL = 24, 96, 8
 RULE = Preprocessing(prefix="query: ", prompts={"passage": "a text: ", "none": ""})
@@ -175,3 +177,19 @@ def test_windows_leave_room_for_virtual_tokens(call: Call) -> None:
     assert "error" not in found and sum(found["probs"]) == pytest.approx(1, abs=1e-3)
     assert call("GET", "/tei/prompted/info").json()["max_input_length"] == LONGEST - VIRTUAL
     assert call("GET", "/tei/short/info").json()["max_input_length"] == LONGEST
+
+
+def test_a_backbone_says_where_it_cuts_texts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its Sentence-Transformers folder has it."""
+    assert service.longest(None) == LONGEST
+    embeds = SimpleNamespace(preprocessing=Preprocessing(max_length=7))
+    monkeypatch.setattr(service, "backbone", SimpleNamespace(embeds=embeds))
+    assert service.longest(None) == 7
+
+
+def test_nested_values_are_counted() -> None:
+    """Many are read beside the event loop."""
+    assert Tensor("input_ids", "INT64", [3, 500], [[1] * 500] * 3).values == 1500
+    assert Tensor("text", "BYTES", [2], ["a", "b"]).values == 2
+    assert Tensor("text", "BYTES", [-1, 4], ["a", "b"]).values == 2
+    assert Tensor("text", "BYTES", [2**63 - 1] * 100_000, []).values == 0, "their product would take minutes"

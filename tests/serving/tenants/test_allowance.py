@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jpets.access import Limits
+from jpets.engine.queue.response_cache import HIT
 from jpets.errors import OverQuota
 from jpets.types import Query, Result, Timing
-from serving.tenants.allowance import BURST, Allowance, Bucket
+from serving.requests.ask import tokens_of
+from serving.tenants.allowance import BURST, Allowance, Bucket, computed_tokens
 
 
 class Clock:
@@ -60,12 +63,12 @@ def test_tokens_are_settled() -> None:
     allowance = Allowance(Limits(tokens_per_minute=3000), clock)
     queries = [Query("a", "x" * 392), Query("a", None, input_ids=[1] * 20)]
     counted = allowance.queries(queries, 512)
-    assert counted == 120
+    assert counted == [100, 20]
     with pytest.raises(OverQuota, match="3000 tokens a minute") as error:
         allowance.queries(queries, 512)
     assert error.value.retry_after == 3
-    allowance.settle(counted, [computed(30), computed(20), Result(task="a", tokens=900)])
-    assert allowance.queries([Query("a", "x" * 190)], 512) == 49
+    allowance.settle(counted, [30, 20])
+    assert allowance.queries([Query("a", "x" * 190)], 512) == [49]
     with pytest.raises(OverQuota):
         allowance.queries([Query("a", "x" * 190)], 512)
 
@@ -73,19 +76,42 @@ def test_tokens_are_settled() -> None:
 def test_each_student_of_a_group_counts() -> None:
     allowance = Allowance(Limits(tokens_per_minute=3000), Clock())
     counted = allowance.queries([Query("a", "x" * 92)], 512)
-    allowance.settle(counted, [dataclasses.replace(computed(10), students=3)])
+    allowance.settle(counted, [computed_tokens(dataclasses.replace(computed(10), students=3))])
     with pytest.raises(OverQuota):  # of the 100 that may be saved up 70 are left
         allowance.queries([Query("a", None, input_ids=[1] * 80)], 512)
     allowance.queries([Query("a", None, input_ids=[1] * 60)], 512)
+
+
+def test_what_was_not_computed_does_not_count() -> None:
+    assert computed_tokens(Result(task="a", tokens=900)) == 0, "an error"
+    assert computed_tokens(Result(task="a", tokens=900, timing=HIT)) == 0, "an earlier answer"
+    allowance = Allowance(Limits(tokens_per_minute=3000), Clock())
+    counted = allowance.queries([Query("a", None, input_ids=[1] * 40) for _ in range(2)], 512)
+    allowance.settle(counted, [None, 0])
+    assert allowance.queries([Query("a", None, input_ids=[1] * 60)], 512) == [60], "one is being computed still"
+    with pytest.raises(OverQuota):
+        allowance.queries([Query("a", None, input_ids=[1])], 512)
+    allowance.give_back([60])
+    allowance.queries([Query("a", None, input_ids=[1] * 60)], 512)
+
+
+def test_of_cancelled_queries_those_that_left_the_queue_computed_nothing() -> None:
+    done, waiting, computing, broken = (Future[Result]() for _ in range(4))
+    done.set_result(computed(30))
+    broken.set_exception(RuntimeError())
+    for future in (waiting, computing):
+        assert future.cancel()
+    assert not waiting.set_running_or_notify_cancel()  # as the queue does where it takes one out
+    assert tokens_of([done, waiting, computing, broken]) == [30, 0, None, 0]
 
 
 def test_without_limits_nothing_is_counted() -> None:
     allowance = Allowance()
     for _ in range(1000):
         allowance.request()
-    assert allowance.queries([Query("a", "x" * 10_000)], 512) == 0
+    assert allowance.queries([Query("a", "x" * 10_000)], 512) == ()
     limited = Allowance(Limits(tokens_per_minute=3000), Clock())
-    assert limited.queries([Query("a", "x" * 10_000)], 64) == 64, "no task computes more"
+    assert limited.queries([Query("a", "x" * 10_000)], 64) == [64], "no task computes more"
 
 
 def test_a_look_takes_nothing_and_says_what_would_be_refused() -> None:
@@ -95,7 +121,7 @@ def test_a_look_takes_nothing_and_says_what_would_be_refused() -> None:
     long = [Query("a", "word " * 100_000)]
     for _ in range(3):
         allowance.check(long)
-    assert allowance.queries(long, 20) == 20
+    assert allowance.queries(long, 20) == [20]
     with pytest.raises(OverQuota, match="600 tokens"):
         allowance.check(long)
     clock.now += 60
