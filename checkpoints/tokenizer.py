@@ -29,6 +29,10 @@ OTHER = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 """What the library makes a tokenizer of where there is no ``tokenizer.json``."""
 CONVERTED = ("WordPiece", "BPE", "Unigram")
 """The kinds of model that the library's classes for our families have."""
+BESIDE = (*OTHER, "merges.txt", "added_tokens.json", SPECIAL, "chat_template.jinja")
+"""Files that the library reads whole."""
+GIVEN = ("vocab", "merges", "init_inputs", "gguf_file", "tokenizer_object", "fast_tokenizer_files")
+"""Settings that the library would take for a tokenizer's parts, or for files to open, wherever these are."""
 Document = dict[str, Any]
 
 BERT_FAMILIES = ("bert", "distilbert", "electra")
@@ -132,7 +136,10 @@ def _read_text(folder: Path) -> str | None:
 def _checked(text: str) -> Document:
     try:
         document: Document = json.loads(text)
-        whole = isinstance(document["model"], dict) and isinstance(document["added_tokens"], list)
+        whole = isinstance(document["model"], dict) and all(
+            isinstance(token["id"], int) and isinstance(token["content"], str) for token in document["added_tokens"]
+        )
+        whole &= isinstance(document.get("truncation") or {}, dict)
     except (ValueError, RecursionError, KeyError, TypeError):
         whole = False
     if not whole:
@@ -228,18 +235,19 @@ def _is_bert(processor: Any, ids: Mapping[str, int]) -> bool:
 
 def _converted(folder: Path, raw: str | None, config: BackboneConfig) -> ReadTokenizer:
     """The tokenizer as the library reads it; where there is a file, with only those parts changed that differ."""
+    _check_what_is_read(folder)
     from transformers import AutoTokenizer
 
     try:
         found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         theirs = Tokenizer.from_str(found.backend_tokenizer.to_str())
         own = Tokenizer.from_str(raw) if raw is not None else theirs
+        merged, changed = _merged(own, theirs, config.type_vocab_size)
     except Exception as error:  # of any kind: they vary with the file
         raise InvalidBackbone(
             f"transformers cannot read the folder's tokenizer ({type(error).__name__}), of which it must make a fast "
             f"one; save it there as {JSON}, and remove what contradicts it in {CONFIG}"
         ) from error
-    merged, changed = _merged(own, theirs, config.type_vocab_size)
     if "token_type_ids" not in found.model_input_names and config.type_vocab_size > 1 and _has_types(theirs):
         merged["post_processor"], changed = _without_types(merged["post_processor"]), True
     left = found.truncation_side == "left"
@@ -251,6 +259,19 @@ def _converted(folder: Path, raw: str | None, config: BackboneConfig) -> ReadTok
             merged["truncation"] = {"direction": "Left", **stand_in}
         raw = json.dumps(merged, ensure_ascii=False)
     return ReadTokenizer(raw, _usual_length(found.model_max_length, config))
+
+
+def _check_what_is_read(folder: Path) -> None:
+    """Refuses what would make the library open files elsewhere, or fill the memory. Raises ``InvalidBackbone``."""
+    for name in (CONFIG, SPECIAL):
+        found = _read_json(folder / name)
+        files = [key for key in found if name == SPECIAL and key.endswith("_file")]
+        if given := [key for key in (*GIVEN, *files) if found.get(key) not in (None, [], {}, "")]:
+            raise InvalidBackbone(f"{name}: expected no {given[0]}, which tokenizers are not made of; remove it")
+    for name in BESIDE:
+        path = folder / name
+        if path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
+            raise InvalidBackbone(f"{name}: expected at most {MOST_BYTES:,} bytes, found {size:,}")
 
 
 def _merged(own: Tokenizer, theirs: Tokenizer, types: int) -> tuple[Document, bool]:

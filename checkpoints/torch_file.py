@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from checkpoints.zip_directory import open_archive
 from jpets.errors import InvalidBackbone
 
 Array = npt.NDArray[Any]
@@ -40,6 +41,8 @@ STORAGES: Mapping[str, np.dtype[Any]] = MappingProxyType(
 BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What a damaged or hostile pickle makes the unpickler raise."""
 TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
+MOST_DIRECTORY, MOST_DESCRIBED = 4 << 20, 4 << 20
+"""Bytes of an archive's directory, and of its pickle: those of a model of 1,000 tensors have 100 KB."""
 MOST_SHARED = 16
 """Times that a pickle may come back to a tuple: PyTorch makes each anew."""
 METADATA = "_metadata"
@@ -49,7 +52,7 @@ METADATA = "_metadata"
 def read_torch(path: Path) -> dict[str, Array]:
     """Name -> array of every tensor in a state dict. Raises ``InvalidBackbone``, also for what is no tensor there."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_archive(path, MOST_DIRECTORY) as archive:
             roots = [name.removesuffix("data.pkl") for name in archive.namelist() if name.endswith("data.pkl")]
             if len(roots) != 1:
                 raise InvalidBackbone(f"{path.name}: expected one data.pkl in the archive, found {len(roots)}")
@@ -115,6 +118,8 @@ class _Reader(pickle.Unpickler):
         self._storages: dict[str, Array] = {}
         if f"{root}byteorder" in archive.namelist() and self._bytes("byteorder") != b"little":
             raise InvalidBackbone("expected little-endian tensors; save the model again as safetensors")
+        if self._archive.getinfo(f"{root}data.pkl").file_size > MOST_DESCRIBED:
+            raise InvalidBackbone(f"expected a data.pkl of at most {MOST_DESCRIBED:,} bytes; save as safetensors")
         described = self._bytes("data.pkl")
         _check_described(described)
         super().__init__(io.BytesIO(described))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -11,8 +12,16 @@ from support import dense_answer, method_tasks, shallow
 import jpets
 from checkpoints.task_file import write_task
 from jpets.errors import InvalidTask
+from jpets.types import Delta
 
 TEXT = "a library of functions"
+
+
+def narrower(delta: Delta) -> Delta:
+    """As of a backbone of half the width."""
+    return dataclasses.replace(
+        delta, tensors={name: array[:, : array.shape[1] // 2] for name, array in delta.tensors.items()}
+    )
 
 
 def test_from_files_to_answers(shallow_folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -41,6 +50,9 @@ def test_from_files_to_answers(shallow_folder: pathlib.Path, tmp_path: pathlib.P
         (tmp_path / "broken.safetensors").write_bytes(b"nothing")
         with pytest.raises(InvalidTask):
             engine.add_task(tmp_path / "broken.safetensors")
+        narrow = dataclasses.replace(tasks["lora"], id="narrow", deltas=(narrower(tasks["lora"].deltas[0]),))
+        with pytest.raises(InvalidTask, match="delta/0"):  # it would be filled up with zeros
+            engine.add_task(narrow)
         engine.remove_task("mask")
         (gone,) = engine.infer([jpets.Query("mask", TEXT)])
         assert isinstance(gone.error, jpets.JpetsError)

@@ -12,9 +12,12 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from checkpoints.zip_directory import open_archive
 from jpets.errors import InvalidTask, NotFound
 
 MAX_FILES = 64
+MOST_DIRECTORY = 1 << 20
+"""Bytes of the list of an archive's files and folders."""
 LONGEST_NAME = 255
 LONGEST_PATH = 1024
 MAX_BYTES = 4 << 30
@@ -41,7 +44,7 @@ def open_folder(source: Path) -> Iterator[Path]:
     if not source.is_file():
         raise NotFound(f"{source.name!r} is no folder and no file; give a checkpoint's folder or a zip archive of it")
     with _refusing(f"{source.name!r} is no folder and no zip archive that can be read; give a checkpoint's folder"):
-        archive = zipfile.ZipFile(source)
+        archive = open_archive(source, MOST_DIRECTORY)
     with archive, tempfile.TemporaryDirectory(prefix="jpets-import-") as folder:
         _unpack(archive, source.stat().st_size, Path(folder))
         yield _only_folder(Path(folder))

@@ -118,7 +118,9 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     refuse_idle_wishes(found.head, wishes, problems.options)
     problems.refuse()
     found = cut(found, wishes)
-    return FullModel(tensors, found.head, found.labels, (*compared, *found.notes), found.preprocessing)
+    return FullModel(
+        tensors, found.head, found.labels, (*compared.notes, *found.notes), compared.cut(found.preprocessing)
+    )
 
 
 def _expect_no_labels(settings: Mapping[str, Any], problems: list[str]) -> None:

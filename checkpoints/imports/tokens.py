@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -13,22 +14,34 @@ from checkpoints.sentence import lowered, model_folder, transformer_settings
 from checkpoints.tokenizer import differences, has_tokenizer, read_tokenizer, sets_space
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone, InvalidTask
+from jpets.types import Preprocessing
 
 
-def check_tokenizer(
-    folder: Path, settings: Mapping[str, Any], config: BackboneConfig, backbone: Backbone
-) -> tuple[str, ...]:
-    """Notes on the tokenizer in the folder, if there is one. ``settings`` are those of the model's ``config.json``.
-    Raises ``InvalidTask`` for a model whose tokenizer makes other tokens of a text than the backbone's."""
+class Compared(NamedTuple):
+    """Notes on a tokenizer, and how many tokens it cuts texts to, where that is another number than the backbone's."""
+
+    notes: tuple[str, ...] = ()
+    max_length: int | None = None
+
+    def cut(self, rule: Preprocessing) -> Preprocessing:
+        """``rule``, of this length where it has none of its own."""
+        return rule if rule.max_length is not None else dataclasses.replace(rule, max_length=self.max_length)
+
+
+def check_tokenizer(folder: Path, settings: Mapping[str, Any], config: BackboneConfig, backbone: Backbone) -> Compared:
+    """The tokenizer in the folder, if there is one. ``settings`` are those of the model's ``config.json``.
+
+    Raises ``InvalidTask`` for a model whose tokenizer makes other tokens of a text than the backbone's.
+    """
     inner = model_folder(folder)
     if not has_tokenizer(inner):
-        return ()
+        return Compared()
     try:
-        own = read_tokenizer(inner, settings, config).text
+        own, length = read_tokenizer(inner, settings, config)
         ids = tokenizers.Tokenizer.from_str(own).get_vocab()
     except InvalidBackbone as error:
         if not (inner / "tokenizer.json").is_file():  # of a kind that needs another library
-            return ("its tokenizer could not be compared with the backbone's",)
+            return Compared(("its tokenizer could not be compared with the backbone's",))
         raise InvalidTask(error.message) from error
     except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot read
         raise InvalidTask("tokenizer.json cannot be read; save the fast tokenizer again") from error
@@ -49,6 +62,8 @@ def check_tokenizer(
             "that texts would become other tokens (as of a model for lower-case texts); give the backbone that the "
             "model was trained on, with the model's own tokenizer files"
         )
+    notes: tuple[str, ...] = ()
     if sets_space(own) != sets_space(backbone.tokenizer_json):
-        return ("its tokenizer and the backbone's differ in whether a space is set before a text's first word",)
-    return ()
+        notes = ("its tokenizer and the backbone's differ in whether a space is set before a text's first word",)
+    other = length != backbone.config.usual_length
+    return Compared(notes, (length or config.max_positions) if other else None)

@@ -8,11 +8,12 @@ from typing import Any, Self
 
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
+from checkpoints.validation import validate
 from jpets.config import DType, EngineSettings
 from jpets.engine.students.serving import StudentServing
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.tokenizing import TextEncoder
-from jpets.types import DEFAULT_TENANT, LoadedBackbone, Task
+from jpets.types import DEFAULT_TENANT, BackboneRef, LoadedBackbone, Task
 from jpets.xla_flags import set_xla_flags
 
 __all__ = ["Engine", "TaskSource", "read_task"]
@@ -51,7 +52,10 @@ class Engine(StudentServing):
         backbone = load_backbone(source)
 
         def load(task: TaskSource) -> Task:
-            return task if isinstance(task, Task) else read_task(task, config=backbone.config, backbone=backbone.ref())
+            if not isinstance(task, Task):
+                return read_task(task, config=backbone.config, backbone=backbone.ref())
+            validate(task, backbone.config, backbone.ref())
+            return task
 
         engine = cls.of_tasks(
             backbone,
@@ -76,4 +80,6 @@ class Engine(StudentServing):
         """Loads a task object or file (its id is the file's stem); returns when the next query sees it."""
         if isinstance(task, str | pathlib.Path):
             task = read_task(task, config=self.backbone.config, backbone=self.backbone.fingerprint)
+        elif isinstance(task, Task):
+            validate(task, self.backbone.config, BackboneRef.of(self.backbone))
         super().add_task(task, tenant=tenant, version=version, load=load, place=place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import stat
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -57,6 +58,25 @@ def test_bombs_are_refused_unread(tmp_path: Path) -> None:
     many = packed(tmp_path / "many.zip", {f"{at}": b"" for at in range(100)})
     with pytest.raises(InvalidTask, match="64 files, found 100"), open_folder(many):
         pass
+
+
+def test_a_directory_of_many_entries_is_refused_unread(tmp_path: Path) -> None:
+    """An object is made for each, before they can be counted; here they are named without being there."""
+    path = packed(tmp_path / "x.zip", {"a": b"1"})
+    content = path.read_bytes()
+    start, end = content.index(ENTRY), content.index(END)
+    entry, count = content[start:end], 60_000
+    tail = bytearray(content[end:])
+    for at, value, size in ((8, count, 2), (10, count, 2), (12, count * len(entry), 4)):
+        tail[at : at + size] = value.to_bytes(size, "little")
+    path.write_bytes(content[:start] + entry * count + tail)
+    assert len(zipfile.ZipFile(path).infolist()) == count
+    tracemalloc.start()
+    with pytest.raises(InvalidTask, match="no zip archive that can be read"), open_folder(path):
+        pass
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20
 
 
 def test_what_zipfile_unpacks_without_bound_is_refused(tmp_path: Path) -> None:

@@ -210,6 +210,59 @@ def test_a_file_of_any_size_is_not_read_whole(bert: Write, monkeypatch: pytest.M
         read_tokenizer(folder, settings_of(folder), CONFIG)
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("key", ["vocab", "merges", "gguf_file", "init_inputs", "vocab_file"])
+def test_a_folder_names_no_file_elsewhere(tmp_path: Path, bert: Write, name: str, key: str) -> None:
+    """The library would open it, whatever it is."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("[UNK]\nsecret\n")
+    folder = bert(settings={"do_lower_case": False})
+    given = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    (folder / name).write_text(json.dumps({**given, key: str(secret)}))
+    (folder / "vocab.txt").write_text("\n".join(bert_vocab()))
+    for alone in (False, True):
+        if alone:
+            (folder / "tokenizer.json").unlink()
+        if (name, key) == ("tokenizer_config.json", "vocab_file"):  # the library's own files come before it
+            assert (
+                "secret" not in json.loads(read_tokenizer(folder, settings_of(folder), CONFIG).text)["model"]["vocab"]
+            )
+            continue
+        with pytest.raises(InvalidBackbone, match=f"{name}: expected no {key}"):
+            read_tokenizer(folder, settings_of(folder), CONFIG)
+
+
+def test_files_that_the_library_reads_are_bounded(bert: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "MOST_BYTES", 1 << 20)
+    folder = bert(settings={"do_lower_case": False})
+    (folder / "vocab.txt").write_bytes(bytes((1 << 20) + 1))
+    with pytest.raises(InvalidBackbone, match=r"vocab\.txt: expected at most 1,048,576 bytes"):
+        read_tokenizer(folder, settings_of(folder), CONFIG)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"model": {}, "added_tokens": [5]},
+        {"model": {}, "added_tokens": [{"content": "x"}]},
+        {"model": {}, "added_tokens": [], "truncation": "x"},
+        {"model": {}, "added_tokens": [{"id": "1", "content": "x"}]},
+    ],
+)
+def test_a_file_that_no_library_wrote_is_refused(bert: Write, document: Any) -> None:
+    folder = bert()
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidBackbone, match="what the tokenizers library writes"):
+        read_tokenizer(folder, settings_of(folder), CONFIG)
+
+
+def test_a_vocabulary_without_what_a_model_needs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "vocab.txt").write_text("hello\nworld\n")
+    with pytest.raises(InvalidBackbone):
+        read_tokenizer(tmp_path, settings_of(tmp_path), CONFIG)
+
+
 def test_a_setting_that_is_no_json(bert: Write) -> None:
     folder = bert()
     (folder / "tokenizer_config.json").write_text("{")

@@ -213,6 +213,19 @@ def test_a_pickle_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None:
     assert most < 8 * many.nbytes
 
 
+@pytest.mark.parametrize("opcode", [pickle.MEMOIZE, pickle.EMPTY_LIST])
+def test_a_pickle_of_millions_of_steps_is_refused_unread(tmp_path: Path, opcode: bytes) -> None:
+    path = tmp_path / "model.bin"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + opcode * (5 << 20))
+    tracemalloc.start()
+    with pytest.raises(InvalidBackbone, match=r"data\.pkl of at most"):
+        read_torch(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize("end", [b"N" + pickle.SETITEM, pickle.POP + pickle.EMPTY_SET + pickle.MARK + pickle.ADDITEMS])
 def test_a_pickle_that_would_be_hashed_for_ever_is_refused(tmp_path: Path, numbered: bool, end: bytes) -> None:
