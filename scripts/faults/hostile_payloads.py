@@ -160,6 +160,8 @@ def _tensors() -> Iterator[Payload]:
         short = f"{ids}{','.join([item] * count)}]}}]}}".encode()
         yield Payload(f"tensor of {name}, as many as fit", INFER, partial(_always, short), {**JSON, **SOON})
     yield Payload("shape of many sizes", INFER, _filled('{"inputs":[{"name":"text","shape":[', "1", "]}]}"))
+    large = str((1 << 63) - 1)
+    yield Payload("shape of many large sizes", INFER, _filled('{"inputs":[{"name":"text","shape":[', large, "]}]}"))
     yield Payload("outputs", INFER, _filled(text + ',"outputs":[', '{"name":"logits"}', "]}"))
     yield Payload(
         "outputs as many as fit", INFER, lambda _: fill(text + ',"outputs":[', '{"name":"logits"}', "]}", 36_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
@@ -23,10 +24,12 @@ Handler = Any
 
 
 class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the package has no types
-    """Ends calls of one message that does not come; at most ``most`` wait for theirs at a time."""
+    """Ends calls of one message that does not come; at most ``most`` wait for theirs at a time, and the one that has
+    waited for longest makes room: what sends nothing must not keep others out."""
 
     def __init__(self, most: int) -> None:
-        self._waiting, self._most = 0, most
+        self._waiting = OrderedDict[object, asyncio.Timeout]()
+        self._most = most
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
         own = await continuation(details)
@@ -47,19 +50,21 @@ class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the package
 
     async def _only(self, messages: Messages, call: Any) -> Any:
         """The call's message; aborts it where there is none."""
-        if self._waiting >= self._most:
-            await call.abort(grpc.StatusCode.UNAVAILABLE, "too many calls wait for their message; try again")
-        self._waiting += 1
+        if len(self._waiting) >= self._most:
+            _, longest = self._waiting.popitem(last=False)
+            longest.reschedule(0.0)
+        own = object()
         try:
-            async with asyncio.timeout(ARRIVAL_SECONDS):
+            async with asyncio.timeout(ARRIVAL_SECONDS) as until:
+                self._waiting[own] = until
                 return await anext(aiter(messages))
         except TimeoutError:
-            late = f"expected the message within {ARRIVAL_SECONDS:g} seconds; send it with the call"
+            late = f"expected the message with the call, within {ARRIVAL_SECONDS:g} seconds, or before many others wait"
             await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, late)
         except StopAsyncIteration:
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected one message, found none")
         finally:
-            self._waiting -= 1
+            self._waiting.pop(own, None)
 
 
 class BoundedReflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]

@@ -101,6 +101,7 @@ def inference_of(request: Any, parameters: Parameters) -> Inference:
 
 def _check_parameters(tensor: Any) -> None:
     """Tensors are never in shared memory, and never as classes."""
+    check_counts(tensor, "parameters")
     given = {name: _value(each) for name, each in tensor.parameters.items()}
     given.pop("binary_data", None)
     if not given.pop("classification", 0) and not given:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jpets.engine.interface import Serves
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.errors import InvalidTask, JpetsError, NotFound, OutOfSpace, Preparing, UnknownClass, one_line
+from jpets.errors import InvalidTask, JpetsError, NotFound, OutOfSpace, Preparing, Saturated, UnknownClass, one_line
 from jpets.types import Task, TaskName
 from serving.hosted.layout import Known, layout_of
 from serving.hosted.read_ahead import ReadAhead
@@ -189,7 +189,11 @@ class Preparations:
                     stored = self._tasks.repository.get(name.id, name.tenant, version)
                     self.serve(engine, name, engine.lower_task(self._tasks.read(stored, name)), stored)
                     self.retain(name, version)
-            except Exception as error:  # noqa: BLE001 (any error is the answer to the task's queries)
+            except (Saturated, OSError) as error:  # a storage that is away comes back
+                log.warning("a version cannot be served yet", extra={"task": name.id, "why": type(error).__name__})
+                self.drop(name)
+                self.again(name)
+            except Exception as error:  # noqa: BLE001 (any other error is the answer to the task's queries)
                 problem = error
             if problem is not None and not self._tasks.closing:
                 self._give_up(engine, known, problem, own)

@@ -84,6 +84,7 @@ class Turns:
     def __init__(self) -> None:
         self._large = asyncio.Lock()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jpets-upload")
+        self._keys = ThreadPoolExecutor(1, thread_name_prefix="jpets-keys")
 
     async def check(self, size: int, work: Callable[[], T]) -> T:
         """``work()`` on a file of this many bytes, when its turn comes."""
@@ -93,6 +94,11 @@ class Turns:
     async def change(self, work: Callable[[], T]) -> T:
         """``work()``, a change that may wait for the catalogue: the threads that look tasks up wait for nothing."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def change_keys(self, work: Callable[[], T]) -> T:
+        """``change`` of a key or of limits: a key that is revoked must not be accepted for as long as many changes of
+        its tenant's tasks take."""
+        return await asyncio.get_running_loop().run_in_executor(self._keys, work)
 
     @contextlib.asynccontextmanager
     async def _turn(self, size: int) -> AsyncIterator[None]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jpets.errors import Conflict, InvalidInput, NotFound, Saturated
+from jpets.errors import Conflict, InvalidInput, NotFound, OutOfSpace, Saturated
+from jpets.files import DISK_FULL, sync_tree
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Task, TaskName
 from serving.hosted.domains import tasks_of_domains
 from serving.hosted.repository import StoredTask
@@ -170,6 +171,7 @@ class Jobs:
         if needed is not None:
             repository, name = self._services.repository, self._services.resolve(draft.task_name(needed))
             draft.start_file.write_bytes(repository.read(repository.get(name.id, name.tenant)))
+        sync_tree(draft.path)  # it takes long, and others do not wait for it
         with self._committing:
             if isinstance(request, FineTune) and (own := self._service(request.backbone)) is not None:
                 _check_known(request.domain, own.backbone)  # it may have been deleted while the data came
@@ -331,7 +333,12 @@ class Jobs:
         assert own.backbone.tables is not None and job.result is not None and job.result.branch is not None
         with own.tasks.domains:
             used = tasks_of_domains(self._services)[own.backbone.fingerprint, request.domain] > 0
-            own.backbone.tables.add(request.domain, job.result.branch, same_layers=used)
+            try:
+                own.backbone.tables.add(request.domain, job.result.branch, same_layers=used)
+            except OutOfSpace as error:
+                if error.message == DISK_FULL:
+                    raise
+                raise Conflict(error.message) from error  # no waiting makes room among open tables
 
     def _versions(self, name: TaskName) -> Sequence[StoredTask]:
         try:

@@ -23,6 +23,8 @@ JSON = "application/json"
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Of the binary tensor data extension: bytes of the JSON, behind which tensors stand."""
 ALSO_JSON = re.compile(r"(?:application|text)/(?:x-)?json|[a-z0-9.-]+/[a-z0-9.-]+\+json")
+LONGEST_TYPE = 256
+"""Characters of a Content-Type."""
 CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
 INFLATERS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's window bits for each encoding."""
@@ -81,15 +83,25 @@ def _encoding(given: str) -> str | None:
 def _check_type(given: str) -> None:
     if given in (JSON, ""):
         return
-    message = Message()
-    message["content-type"] = given
-    if ALSO_JSON.fullmatch(message.get_content_type()) is None:
+    try:
+        kind, charset = _type_and_charset(given)
+    except (TypeError, ValueError, LookupError):  # of parameters that make no sense
+        kind, charset = "", None
+    if ALSO_JSON.fullmatch(kind) is None:
         raise UnsupportedMedia(
             f"expected Content-Type: {JSON}, found {_shown(given)}; send JSON and say so in that header"
         )
-    charset = message.get_content_charset()
     if charset is not None and charset not in CHARSETS:
         raise UnsupportedMedia(f"expected Content-Type: {JSON} in UTF-8, found charset {_shown(charset)}")
+
+
+def _type_and_charset(given: str) -> tuple[str, str | None]:
+    """Raises ``ValueError``, also for a type so long that reading it takes long."""
+    if len(given) > LONGEST_TYPE:
+        raise ValueError
+    message = Message()
+    message["content-type"] = given
+    return message.get_content_type(), message.get_content_charset()
 
 
 def _header_length(given: str, most: int) -> int:

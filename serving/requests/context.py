@@ -63,7 +63,7 @@ class Context:
     async def encoder(self, id: str | None) -> TextEncoder:
         """What makes tokens of a task's or a backbone's texts, by default the first one's: reading it takes a while."""
         with self.services.owning(self.named(id or self.services.first.backbone.name)) as own:
-            return await asyncio.to_thread(lambda: own.text)
+            return own.text if own.has_text else await asyncio.to_thread(lambda: own.text)
 
     def stored(self, id: str, version: int | str | None = None) -> StoredTask:
         """A version of the tenant's task, or of the shared one where it has none of this id. Blocks. Raises

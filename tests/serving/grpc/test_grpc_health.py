@@ -95,6 +95,25 @@ def test_a_call_whose_message_does_not_come_ends(app: FastAPI, monkeypatch: pyte
     never.set()
 
 
+def test_calls_that_send_nothing_keep_no_other_out(app: FastAPI) -> None:
+    """The one that has waited for longest ends for a newcomer, whatever it asks."""
+    never = threading.Event()
+
+    def silent() -> Iterator[bytes]:
+        never.wait(20)
+        yield from ()
+
+    with listening(app, limits=ConnectionLimits(most=16)) as address, grpc.insecure_channel(address) as channel:
+        call = channel.stream_unary("/grpc.health.v1.Health/Check")
+        held = [call.future(silent(), timeout=20) for _ in range(4)]
+        stub = health_pb2_grpc.HealthStub(channel)
+        for _ in range(100):
+            assert stub.Check(health_pb2.HealthCheckRequest(), timeout=10).status == SERVING
+        ended = [each for each in held if each.done()]
+        assert all(each.code() is grpc.StatusCode.DEADLINE_EXCEEDED for each in ended)
+        never.set()
+
+
 def test_messages_are_compiled_of_their_source(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("grpc_tools")
     made = tmp_path / "made.binpb"

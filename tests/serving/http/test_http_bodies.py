@@ -130,6 +130,9 @@ def test_content_types_that_are_json(call: Call, path: str, given: str) -> None:
         ("text/plain;charset=UTF-8", "found text/plain"),
         ("application/octet-stream", "found application/octet-stream"),
         ("application/json; charset=utf-16", "found charset utf-16"),
+        ('application/json; a="' + ";" * 60_000, "found application/json"),
+        ("application/json; charset*=a; charset*0=b", "found application/json"),
+        (f"application/json; charset*{'9' * 200}*=x", ""),
     ],
 )
 @pytest.mark.parametrize("path", [CLASSIFY, INFER, ROLLBACK])
