@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jpets.errors import Conflict, EngineFailure, InvalidInput, InvalidTable, JpetsError
+from jpets.files import SHORTAGES
 from jpets.plot.arena import RANGE_BYTES, Arena
 from jpets.plot.lookup import Lookup
 from jpets.plot.opened import LevelCounts, OpenDomain, Placed
@@ -140,8 +141,13 @@ class DomainTables:
             made = Branch(**branch)
         except TypeError as error:
             raise InvalidTable(f"domain {domain!r} was made by another version of jpets; make it again") from error
-        with self._lock:  # before the tree names it: others take it over as soon as it does
-            self._place(self.tree, made)
+        try:
+            with self._lock:  # before the tree names it: others take it over as soon as it does
+                self._place(self.tree, made)
+        except InvalidTable as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in SHORTAGES:
+                raise EngineFailure(error.message) from error  # of the server, not of what was made
+            raise
 
         def having(tree: Tree) -> Tree:
             if tree.trunk != self.tree.trunk:
@@ -190,6 +196,8 @@ class DomainTables:
             placed = None if own is None else own.domain if name else own.root
             sizes = (placed.table.entries, placed.table.size) if placed is not None else (0, 0)
             levels, problem = self._counts.of(name), view.problems.get(name)
+            if problem is None and placed is not None and placed.table.is_damaged:
+                problem = "a part of the table is damaged; build it again"
             found.append(DomainReport(name, branch.full_name(name), *sizes, levels, problem))
         return found
 
@@ -210,7 +218,7 @@ class DomainTables:
             return True
         if time.monotonic() < self._patient_until:
             return False
-        return any(own.table.is_overwritten for own in [*self._placed.values()])
+        return any(own.table.is_overwritten or own.table.is_replaced for own in [*self._placed.values()])
 
     def _plan_again(self) -> None:
         """A table that is missing may come back."""
@@ -264,7 +272,7 @@ class DomainTables:
     def _place(self, tree: Tree, branch: Branch) -> Placed:
         """Raises ``InvalidTable``, ``OutOfSpace``."""
         placed = self._placed.get(branch.table)
-        if placed is None or placed.table.is_overwritten:  # which may have left it as it was: it is compared anew
+        if placed is None or placed.table.is_overwritten or placed.table.is_replaced:  # it is compared anew
             table = self._table(tree, branch)
             self._placed[branch.table] = Placed(table, self._arena.map(table))
         return self._placed[branch.table]

@@ -104,7 +104,7 @@ class Table:
     def __init__(self, path: Path, info: TableInfo) -> None:
         """Raises ``InvalidTable`` where the file is damaged, or of other layers, another window or width than
         ``info``."""
-        self.info, self.name = info, path.stem
+        self.info, self.name, self._path = info, path.stem, path
         with path.open("rb") as file:
             header = Header.read(file.read(HEADER_BYTES), path.stem)
             if (found := header.info) != info:
@@ -137,6 +137,19 @@ class Table:
         """Whether the file was truncated or written to since it was opened: a process that reads past its end is
         killed, and vectors that were found to be sound may be others now."""
         return _stamp(self.file) != self._stamp
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a block was found to be another than was written."""
+        return bool(self._damaged)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether it was found damaged, and another file is in its place, which may be whole."""
+        try:
+            return self.is_damaged and not os.path.samestat(self._path.stat(), os.fstat(self.file))
+        except OSError:
+            return False
 
     def find(self, keys: Shaped[np.ndarray, " k"]) -> Int[np.ndarray, " k"]:
         """The row of each key, -1 where there is none. Sorted keys are found ten times as fast."""

@@ -92,7 +92,20 @@ def adapt(
         pad_id=pad_id,
         report=report,
     )
-    return _joined(after["own"], base["word"]), losses
+    model = _joined(after["own"], base["word"])
+    return model._replace(upper=_extended(model.upper, tokens)), losses
+
+
+def _extended(upper: Params, tokens: Sequence[Tokens]) -> Params:
+    """The positions and types that no text had, which begin at zero and stay there, are as those next to them."""
+    longest, types = max(len(own.ids) for own in tokens), np.unique(np.concatenate([own.types for own in tokens]))
+    nearest = {}
+    if (position := upper.get("position")) is not None:
+        nearest["position"] = position[np.minimum(np.arange(len(position)), longest - 1)]
+    if (token_type := upper.get("token_type")) is not None:
+        every = np.arange(len(token_type))
+        nearest["token_type"] = token_type[np.where(np.isin(every, types), every, types[0])]
+    return {**upper, **nearest}
 
 
 def calibrated(

@@ -169,6 +169,13 @@ def test_a_damaged_vector_is_never_given(tmp_path: pathlib.Path) -> None:
     assert own.opened(None).rows(np.array([1], np.int32)) == [1]
     with pytest.raises(EngineFailure, match="block 1 of the table is damaged"):
         own.opened(None).rows(np.array([1, bad], np.int32))
+    (root_report,) = own.report()
+    assert root_report.problem == "a part of the table is damaged; build it again"
+    damage(path, HEADER_BYTES + bad * row_bytes)  # what was written again is whole
+    own.reload()
+    first, second = own.opened(None).rows(np.array([1, bad], np.int32)).tolist()
+    assert second - first == bad - 1
+    assert own.report()[0].problem is None
 
 
 def test_a_file_that_is_deleted_while_it_is_open_is_read_on(folder: pathlib.Path) -> None:

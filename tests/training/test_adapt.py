@@ -100,6 +100,10 @@ def test_a_backbone_learns_to_do_with_ngrams() -> None:
     assert losses[-1] < 0.8 * losses[0] and np.isfinite(losses).all()
     np.testing.assert_array_equal(model.upper["word"], base["word"])
     np.testing.assert_array_equal(model.ngrams["lower"]["word"], base["word"])
+    position, token_type = np.asarray(model.upper["position"]), np.asarray(model.upper["token_type"])
+    assert len({row.tobytes() for row in position[:12]}) == 12 and position[:12].all()
+    np.testing.assert_array_equal(position[12:], np.broadcast_to(position[11], position[12:].shape))
+    np.testing.assert_array_equal(token_type[1], token_type[0])
 
 
 def test_it_begins_near_the_hidden_states_of_the_whole_backbone() -> None:

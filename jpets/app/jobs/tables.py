@@ -104,7 +104,9 @@ def make_root(
     forms = forms_of(backbone.tokenizer_json, words) if making.normal_forms else None
     layers = NGramLayers(backbone.config, Window.of(ngram), count, forms)
     check_format(making.kept_as, backbone.config.hidden_size)
+    vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None  # before anything is counted
     texts = _texts(backbone, examples, making)
+    sweep(destination.parent, MAKING, WEEK_SECONDS)
     with _kept(checkpoints, destination.parent) as folder:
         chosen = _chosen(backbone, examples, texts, layers, folder, making)
         keys, found = (root_keys(own, layers.window, words, forms) for own in chosen)
@@ -115,7 +117,6 @@ def make_root(
         base = dict(backbone.params)
         model, losses = Hierarchical(layers.start(base), layers.start_upper(base)), None
         if making.plan.epochs:
-            vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None
             with _keeping(folder / "root", backbone.fingerprint, layers, making.plan, making.guesses, texts) as keeper:
                 model, each = adapt(
                     layers,
@@ -202,17 +203,17 @@ def build_domain(
             f"a domain needs texts of at least {LEAST_TOKENS:,} tokens, found {found:,}, of each text the first "
             f"{making.max_length}; give more or shorter ones, or use the root"
         )
-    lower, losses = model.ngrams, None
+    lower, losses, vocabulary = model.ngrams, None, None
     if making.plan.epochs:  # before anything is counted, which takes long
         whole = whole or _whole(tree)
         _check_whole(whole, tree, layers.config)
+        vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None
     with _kept(checkpoints, folder / PLOT) as kept:
         keys, found_there = _chosen(plain, examples, texts, layers, kept, making)
         known = Table(table_path(folder / PLOT, tree.root), tree.info(tree.root)).keys
         texts = [_at_levels(own, layers, known, found_there) for own in _drawn(texts, making)]
         if making.plan.epochs:
             assert whole is not None
-            vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None
             run = (backbone.fingerprint, whole.fingerprint, layers, making.plan, making.guesses, texts)
             with _keeping(kept / "domain", *run) as keeper:
                 lower, each = train_domain(
