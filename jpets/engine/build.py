@@ -14,7 +14,7 @@ import jax
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.deltas.operators import usual_operators
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu, widest
+from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu, steady_menu, widest
 from jpets.engine.compilation.background import BackgroundCompiler
 from jpets.engine.compilation.core import Core
 from jpets.engine.compilation.growth import Growth
@@ -141,16 +141,21 @@ def make_frame(
     workload = workload_named(backbone.kind)(backbone, longest, staged=_staged(settings, config, platform))
     operators = before_trials(usual_operators(platform), settings.kernels, mesh)
     streams = delta_streams(settings, platform)
-    family = Family(workload.network, settings.dtype, (), streams, operators, chained_on(mesh))
+    steady = settings.policy == "steady"
+    # A program that is made one function while it serves gives other bits, if only the last ones.
+    chained = chained_on(mesh) and not (steady and settings.background_compile)
+    family = Family(workload.network, settings.dtype, (), streams, operators, chained)
     figures = figures_path(folder, ProgramStore(folder / "programs", mesh), family)
     measured = figures_file(figures).read()
     settings = with_batch_limits(settings, platform, measured.packed if measured else ())
     slots = class_slots(tasks, list(reserve), coming, workload.network, dict(backbone.params), settings, limit, mesh)
     family = dataclasses.replace(family, slots=slots)
     most_tokens = max(longest, settings.max_batch_tokens)
-    menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, settings.max_batch_rows)
+    menu = bucket_menu(longest, most_tokens, settings.max_batch_rows)
+    if buckets or steady:  # of which each is in the core
+        menu = tuple(buckets or steady_menu(longest, most_tokens))
     classes = [key for key, _ in slots]
-    light, core = widest(classes, heavy=False), Core(menu, bool(buckets))
+    light, core = widest(classes, heavy=False), Core(menu, bool(buckets) or steady)
     offered = [ProgramKey(bucket, light) for bucket in menu]
     return Frame(settings, workload, mesh, limit, family, core, offered, core.programs(classes), figures)
 

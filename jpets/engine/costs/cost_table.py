@@ -183,11 +183,25 @@ def full_rows(bucket: Bucket, network: Network) -> list[Row]:
     return [Row(network.sample(rng, length), {}, 0, length) for length in lengths]
 
 
+def rows_of(key: ProgramKey, network: Network) -> list[Row]:
+    """Rows without deltas, but for those without which the program takes none, that fill its bucket as far as it has
+    room for their runs."""
+    slots, variant = key.variant.least_slots(), key.variant
+    rows = [dataclasses.replace(row, slots=slots) for row in full_rows(key.bucket, network)]
+
+    def fit() -> bool:
+        levels = Layout(rows, key.bucket).run_levels(variant.run)
+        return all(level <= variant.level(of) for of, level in levels.items())
+
+    while variant.runs and len(rows) > 1 and not fit():
+        del rows[0]  # the longest
+    return rows
+
+
 def full_batch(replica: Replica, program: Program) -> Assembled:
     """Rows without deltas, as far as the program takes them, that fill its bucket."""
-    slots = program.key.variant.least_slots()
     key, network = program.key, replica.family.network
-    rows = [dataclasses.replace(row, slots=slots) for row in full_rows(key.bucket, network)]
+    rows = rows_of(key, network)
     below = None if key.trunk is None else Layout(full_rows(key.trunk.bucket, network), key.trunk.bucket)
     return replica.fill(Layout(rows, key.bucket), rows, program, below)
 

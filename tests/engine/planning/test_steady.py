@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
 
 from jpets.engine.batch.bucket import steady_menu
 from jpets.engine.engine import Engine
@@ -52,6 +53,21 @@ def test_what_is_left_of_a_batch_runs_in_the_same_program(engine: Engine, planne
         plan = planner.next_batch(waiting)
         assert planner.place(waiting).program is plan.program
         assert planner.narrowed(plan, waiting).program is plan.program
+
+
+def test_a_server_has_a_program_for_every_length_and_kind(program_cache: pathlib.Path) -> None:
+    """From its start, and they stay what they are: a program made one function later would give other bits."""
+    settings = dataclasses.replace(
+        ENGINE_SETTINGS, policy="steady", max_length=16, max_batch_tokens=32, background_compile=True
+    )
+    tasks = {task.id: task for task in method_tasks(shallow())}
+    chosen = [tasks["bitfit"], tasks["mask"]]
+    with Engine(shallow(), chosen, settings, cache_dir=program_cache).start() as own:
+        programs = own.replica.programs
+        assert all(program.key.bucket.rectangular and not program.chained for program in programs)
+        queries = [Query(task, input_ids=[7] * length) for task in ("mask", None, "bitfit") for length in (1, 7, 16)]
+        assert [result.error for result in own.infer(queries)] == [None] * len(queries)
+        assert own.replica.programs == programs and not own.compiler.waiting
 
 
 def test_a_length_that_no_rectangular_bucket_takes(engine: Engine, planner: Planner) -> None:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from support import logits_of, method_tasks, shallow
 
-from jpets.config import BackboneConfig, EngineSettings
-from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu
-from jpets.engine.costs.cost_table import CostTable, full_rows
+from jpets.config import LINEAR_SITES, BackboneConfig, EngineSettings
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.bucket import FULL, Bucket, Variant, bucket_menu, make_variant
+from jpets.engine.batch.layout import Layout
+from jpets.engine.costs.cost_table import CostTable, full_rows, rows_of
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import (
@@ -109,6 +111,20 @@ def test_every_bucket_can_be_filled_for_measuring(limits: tuple[int, int, int]) 
         rows = full_rows(bucket, FAMILY.network)
         assert rows
         assert bucket.holds(np.array([row.length for row in rows]))
+
+
+@pytest.mark.parametrize("level", [1, 2, 4, FULL])
+@pytest.mark.parametrize("bucket", [Bucket(1024, ((28, 64),)), Bucket(1024, ((64, 32), (8, 128), (1, 512)))])
+def test_programs_without_room_for_all_runs_are_measured_by_fewer_rows(bucket: Bucket, level: int) -> None:
+    """Where products are left out, every row needs runs of its own weights."""
+    mask = ClassKey("mask", tuple((site, 1) for site in LINEAR_SITES), tuple(range(CONFIG.layers)))
+    variant = make_variant({mask: level}, 32, replaced=True)
+    rows = rows_of(ProgramKey(bucket, variant), FAMILY.network)
+    layout = Layout(rows, bucket)
+    assert rows and layout.run_levels(variant.run)[mask] <= level
+    assert all(row.slots == {mask: 1} for row in rows)
+    every = len(full_rows(bucket, FAMILY.network))
+    assert len(rows) == every if level == FULL else len(rows) <= every
 
 
 def test_cost_table_keeps_figures_and_forgets_damage(tmp_path: pathlib.Path) -> None:
