@@ -30,6 +30,7 @@ from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, in
 from checkpoints.ownership import check_owner, claim
 from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
+from checkpoints.validation import with_short_texts
 from checkpoints.versions import ACTIVE, UPLOADED, Change, StoredTask, TaskRows, list_tasks
 from jpets.errors import JpetsError
 from jpets.types import DEFAULT_TENANT, Task, TaskName
@@ -140,7 +141,7 @@ class Repository:
         check_id(id)
         check_id(tenant, "tenant")
         content = read_bytes(data) if isinstance(data, Path) else data
-        task = (validator or self._validator)(content, id)
+        task = with_short_texts((validator or self._validator)(content, id))
         digest, document = digest_of(content), TaskDocument.of_task(task).to_json()
         row = {
             "digest": digest,

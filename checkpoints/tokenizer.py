@@ -29,8 +29,10 @@ OTHER = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 """What the library makes a tokenizer of where there is no ``tokenizer.json``."""
 CONVERTED = ("WordPiece", "BPE", "Unigram")
 """The kinds of model that the library's classes for our families have."""
-BESIDE = (*OTHER, "merges.txt", "added_tokens.json", SPECIAL, "chat_template.jinja")
-"""Files that the library reads whole."""
+TEMPLATES = "additional_chat_templates"
+TENSORS = (".safetensors", ".bin", ".pt", ".h5", ".msgpack", ".onnx", ".ot")
+"""Ends of files that are no tokenizer's: it may read all others whole."""
+FILES = ("vocab_file", "merges_file", "spm_file")
 GIVEN = ("vocab", "merges", "init_inputs", "gguf_file", "tokenizer_object", "fast_tokenizer_files")
 """Settings that the library would take for a tokenizer's parts, or for files to open, wherever these are."""
 Document = dict[str, Any]
@@ -224,12 +226,15 @@ def _is_bert(processor: Any, ids: Mapping[str, int]) -> bool:
 
     single = [piece("SpecialToken", "[CLS]", 0), piece("Sequence", "A", 0), piece("SpecialToken", "[SEP]", 0)]
     pair = [*single, piece("Sequence", "B", 1), piece("SpecialToken", "[SEP]", 1)]
-    known = processor.get("special_tokens") or {}
+    known = processor.get("special_tokens")
+    if not isinstance(known, dict):
+        return False
     return (
         processor.get("type") == "TemplateProcessing"
         and processor.get("single") == single
         and processor.get("pair") == pair
-        and [known.get(token, {}).get("ids") for token in ("[CLS]", "[SEP]")] == [[cls], [sep]]
+        and [isinstance(own := known.get(name), dict) and own.get("ids") for name in ("[CLS]", "[SEP]")]
+        == [[cls], [sep]]
     )
 
 
@@ -266,12 +271,12 @@ def _check_what_is_read(folder: Path) -> None:
     for name in (CONFIG, SPECIAL):
         found = _read_json(folder / name)
         files = [key for key in found if name == SPECIAL and key.endswith("_file")]
+        files += [key for key in FILES if "/" in str(found.get(key)) or "\\" in str(found.get(key))]
         if given := [key for key in (*GIVEN, *files) if found.get(key) not in (None, [], {}, "")]:
             raise InvalidBackbone(f"{name}: expected no {given[0]}, which tokenizers are not made of; remove it")
-    for name in BESIDE:
-        path = folder / name
-        if path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
-            raise InvalidBackbone(f"{name}: expected at most {MOST_BYTES:,} bytes, found {size:,}")
+    for path in (*folder.iterdir(), *(folder / TEMPLATES).glob("*")):
+        if path.is_file() and path.suffix not in TENSORS and (size := path.stat().st_size) > MOST_BYTES:
+            raise InvalidBackbone(f"{path.name[:100]}: expected at most {MOST_BYTES:,} bytes, found {size:,}")
 
 
 def _merged(own: Tokenizer, theirs: Tokenizer, types: int) -> tuple[Document, bool]:

@@ -32,10 +32,9 @@ SHOWN_ERRORS = 12
 AT_ONCE = 1 << 20
 """Numbers that are looked at together: what is computed of them is small beside a large tensor."""
 HEAD_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh", "identity")
-MOST_HOLES, MOST_AROUND = 8, 1 << 13
-"""Of a template, and of what else stands around a text: no model reads more tokens."""
-MOST_LABEL = 1 << 10
-"""Characters of a label, which answers repeat."""
+MOST_HOLES, MOST_AROUND = 8, 1 << 16
+MOST_LABEL, MOST_DESCRIBED = 1 << 10, 1 << 16
+"""Characters of a label, which answers repeat, and of a description, which lists repeat."""
 """Places for texts in a template, and characters around them: it is filled for each query."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     "float": ("float32", "float16", "bfloat16"),
@@ -64,7 +63,6 @@ def validate_structure(
     errors = [
         *_head_errors(task, config),
         *_label_errors(task),
-        *_description_errors(task),
         *_preprocessing_errors(task, config),
         *_students_errors(task),
     ]
@@ -228,11 +226,24 @@ def _students_errors(task: Task) -> Iterator[str]:
         yield f"students: expected a head of one layer for whole texts, found {found}"
 
 
-def _description_errors(task: Task) -> Iterator[str]:
-    """Lists of tasks repeat these."""
-    for name, text in (("description", task.description), ("license", task.license), ("created", task.created)):
-        if text is not None and len(text) > MOST_AROUND:
-            yield f"{name}: expected at most {MOST_AROUND} characters, found {len(text)}"
+def with_short_texts(task: Task) -> Task:
+    """``task``; raises ``InvalidTask`` for texts that are too long for one that comes in. What is stored is served."""
+    own = task.preprocessing
+    described = {"description": task.description, "license": task.license, "created": task.created}
+    around = {"prefix": own.prefix, **{f"prompts[{name[:80]!r}]": text for name, text in (own.prompts or {}).items()}}
+    bounds = [
+        *((name, text, MOST_DESCRIBED) for name, text in described.items()),
+        *((f"preprocessing.{name}", text, MOST_AROUND) for name, text in around.items()),
+        ("labels", max(task.labels, key=len, default=None), MOST_LABEL),
+    ]
+    refuse(
+        [
+            f"{name}: expected at most {most} characters, found {len(text)}"
+            for name, text, most in bounds
+            if text is not None and len(text) > most
+        ]
+    )
+    return task
 
 
 def _label_errors(task: Task) -> Iterator[str]:
@@ -251,8 +262,6 @@ def name_errors(labels: Sequence[str], option: str) -> Iterator[str]:
     """What is wrong with the names that an option gives to labels: each must be there, and be another one."""
     if not all(label.strip() for label in labels):
         yield f"{option}: expected non-empty texts, found an empty one"
-    if (longest := max(map(len, labels), default=0)) > MOST_LABEL:
-        yield f"{option}: expected texts of at most {MOST_LABEL} characters, found one of {longest}"
     if len(set(labels)) != len(labels):
         counts = Counter(labels)
         twice = next(label for label in labels if counts[label] > 1)
@@ -277,13 +286,6 @@ def _preprocessing_errors(task: Task, config: BackboneConfig | None) -> Iterator
             yield "preprocessing.template: expected {text_pair} too, the context of a question, found {text} only"
         elif task.head.type == "token-classification" and holes > len({*HOLES.findall(own.template)}):
             yield "preprocessing.template: expected each text once, as its tokens are labelled, found one several times"
-    around = {
-        "prefix": own.prefix or "",
-        **{f"prompts[{name[:80]!r}]": text for name, text in (own.prompts or {}).items()},
-    }
-    for name, text in around.items():
-        if len(text) > MOST_AROUND:
-            yield f"preprocessing.{name}: expected at most {MOST_AROUND} characters, found {len(text)}"
     strategies = get_args(TruncationStrategy) if own.template is None else ("longest_first", "only_first")
     if own.truncation_strategy not in strategies:
         beside = "" if own.template is None else " beside a template, which makes one text of a pair"

@@ -36,7 +36,12 @@ def read_adapter(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported |
     if found.head.type == "sequence-classification":
         found = as_cross_encoder(found, folder, model, backbone, problems)
     refuse(problems)
-    return cut(dataclasses.replace(found, notes=(*compared.notes, *found.notes)), wishes)
+    return cut(
+        dataclasses.replace(
+            found, notes=(*compared.notes, *found.notes), preprocessing=compared.cut(found.preprocessing)
+        ),
+        wishes,
+    )
 
 
 def read_model(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:

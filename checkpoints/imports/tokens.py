@@ -18,7 +18,7 @@ from jpets.types import Preprocessing
 
 
 class Compared(NamedTuple):
-    """Notes on a tokenizer, and how many tokens it cuts texts to, where that is another number than the backbone's."""
+    """Notes on a tokenizer, and how many tokens it cuts texts to, where these are more than of the backbone's."""
 
     notes: tuple[str, ...] = ()
     max_length: int | None = None
@@ -65,5 +65,9 @@ def check_tokenizer(folder: Path, settings: Mapping[str, Any], config: BackboneC
     notes: tuple[str, ...] = ()
     if sets_space(own) != sets_space(backbone.tokenizer_json):
         notes = ("its tokenizer and the backbone's differ in whether a space is set before a text's first word",)
-    other = length != backbone.config.usual_length
-    return Compared(notes, (length or config.max_positions) if other else None)
+    own_length, usual = (each or config.max_positions for each in (length, backbone.config.usual_length))
+    if own_length < usual:
+        notes += (
+            f"its tokenizer cuts texts to {own_length} tokens where asked, the backbone's to {usual}: --max-length",
+        )
+    return Compared(notes, own_length if own_length > usual else None)

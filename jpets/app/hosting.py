@@ -39,7 +39,7 @@ from jpets.scratch import scratch_folder
 from jpets.students.depth import check_depths
 from jpets.students.session import check_method, student_settings
 from jpets.training.methods import check_continued, checked_settings, direct_recipe, is_direct
-from jpets.training.plan import Training, rates_of
+from jpets.training.plan import Training, check_rates
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.hosted.service import MakeEngine, Service
 from serving.hosted.services import Services
@@ -220,7 +220,7 @@ def _outline(request: FineTune | MakeStudents, backbone: LoadedBackbone, start: 
         check_continued(start, request.method, request.settings)
     else:
         deltas = _untrained(request.method, request.settings, backbone)
-    rates_of(request.sweep, request.rate, request.method)
+    check_rates(request.sweep, request.rate, request.method)
     return Task(
         request.task,
         BackboneRef.of(backbone),

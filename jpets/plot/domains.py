@@ -63,7 +63,7 @@ class DomainTables:
     def __init__(self, folder: Path, words: int, size: int = RANGE_BYTES) -> None:
         self.folder, self._words = folder, words
         self._stamp, self._looks_at = tree_stamp(folder), time.monotonic() + LOOK_SECONDS
-        self._again_at, self._patient_until = math.inf, -math.inf
+        self._again_at, self._patient_until, self._mended_at = math.inf, -math.inf, -math.inf
         tree = Tree.read(folder)
         self._forms = tree.read_forms(folder, words)
         self._arena = Arena(tree.info(tree.root), size)
@@ -126,7 +126,7 @@ class DomainTables:
             self._plan_again()
             self._patient_until = -math.inf
         finally:
-            self._stamp = stamp
+            self._stamp, self._mended_at = stamp, time.monotonic() + AGAIN_SECONDS
 
     def check_writable(self) -> None:
         """As ``jpets.types.RowSource`` has it."""
@@ -218,7 +218,10 @@ class DomainTables:
             return True
         if time.monotonic() < self._patient_until:
             return False
-        return any(own.table.is_overwritten or own.table.is_replaced for own in [*self._placed.values()])
+        placed = [own.table for own in [*self._placed.values()]]
+        if any(table.is_overwritten for table in placed):
+            return True
+        return time.monotonic() >= self._mended_at and any(table.is_replaced for table in placed)
 
     def _plan_again(self) -> None:
         """A table that is missing may come back."""

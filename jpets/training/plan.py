@@ -110,11 +110,17 @@ class Training:
     """Which text of a pair is cut; None: as the task that training goes on from, else the longest first."""
 
 
-def rates_of(sweep: str | None, rate: float | None, method: str) -> list[float | None]:
-    """``rate`` alone, or those of ``LOW..HIGH``, also as ``rate=LOW..HIGH``. Raises ``InvalidInput``, also for a
-    ``method`` without numbers of its own."""
+def check_rates(sweep: str | None, rate: float | None, method: str) -> None:
+    """Raises ``InvalidInput`` for both, for a sweep that is none, and for a ``method`` without numbers of its own."""
+    rates_of(sweep, rate)
+    if sweep is not None and rate is not None:
+        raise InvalidInput("rate, sweep: expected one of them, found both")
     if method == FROZEN and (sweep is not None or rate is not None):
         raise InvalidInput(f"{FROZEN} trains the head alone, found a rate or a sweep of the method's; give head_rate")
+
+
+def rates_of(sweep: str | None, rate: float | None) -> list[float | None]:
+    """``rate`` alone, or those of ``LOW..HIGH``, also as ``rate=LOW..HIGH``. Raises ``InvalidInput``."""
     if sweep is None:
         return [rate]
     name, _, span = sweep.rpartition("=")
@@ -125,6 +131,4 @@ def rates_of(sweep: str | None, rate: float | None, method: str) -> list[float |
         first = last = math.nan
     if name not in ("", "rate", "lr") or not dots or not 0 < first < last < math.inf:
         raise InvalidInput(f"a sweep must be rate=LOW..HIGH with numbers above 0, found {sweep!r}")
-    if rate is not None:
-        raise InvalidInput("rate, sweep: expected one of them, found both")
     return [first * (last / first) ** (at / (SWEPT - 1)) for at in range(SWEPT)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
@@ -23,12 +22,26 @@ Handler = Any
 """``grpc.RpcMethodHandler``: the package has no types."""
 
 
+class _Waiting:
+    """A call whose message has not come."""
+
+    def __init__(self) -> None:
+        self.until: asyncio.Timeout = asyncio.timeout(ARRIVAL_SECONDS)
+        self.evicted = False
+
+    def evict(self) -> None:
+        """Ends it for another one, unless its time is just over."""
+        if not self.until.expired():
+            self.evicted = True
+            self.until.reschedule(0.0)
+
+
 class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the package has no types
     """Ends calls of one message that does not come; at most ``most`` wait for theirs at a time, and the one that has
     waited for longest makes room: what sends nothing must not keep others out."""
 
     def __init__(self, most: int) -> None:
-        self._waiting = OrderedDict[object, asyncio.Timeout]()
+        self._waiting: dict[_Waiting, None] = {}
         self._most = most
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
@@ -51,20 +64,25 @@ class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the package
     async def _only(self, messages: Messages, call: Any) -> Any:
         """The call's message; aborts it where there is none."""
         if len(self._waiting) >= self._most:
-            _, longest = self._waiting.popitem(last=False)
-            longest.reschedule(0.0)
-        own = object()
+            longest = next(iter(self._waiting))
+            del self._waiting[longest]
+            longest.evict()
+        own = _Waiting()
         try:
-            async with asyncio.timeout(ARRIVAL_SECONDS) as until:
-                self._waiting[own] = until
-                return await anext(aiter(messages))
+            async with own.until:
+                self._waiting[own] = None
+                try:
+                    return await anext(aiter(messages))
+                finally:
+                    self._waiting.pop(own, None)
         except TimeoutError:
-            late = f"expected the message with the call, within {ARRIVAL_SECONDS:g} seconds, or before many others wait"
+            if own.evicted:
+                full = "too many calls wait for their message; try again, and send it with the call"
+                await call.abort(grpc.StatusCode.UNAVAILABLE, full)
+            late = f"expected the message within {ARRIVAL_SECONDS:g} seconds; send it with the call"
             await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, late)
         except StopAsyncIteration:
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected one message, found none")
-        finally:
-            self._waiting.pop(own, None)
 
 
 class BoundedReflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]

@@ -136,8 +136,12 @@ class FineTune(_Asked):
     @classmethod
     def _has_method(cls, given: Any) -> Any:
         """Whether the method is known. That of ``start``'s task is known only to the server that has the task."""
-        if isinstance(given, dict) and given.get("start") is None and given.get("method") is None:
-            return {**given, "method": DEFAULT_METHOD}
+        if not isinstance(given, dict):
+            return given
+        if given.get("start") is None:
+            return given if given.get("method") is not None else {**given, "method": DEFAULT_METHOD}
+        if given.get("pooling") == "mean":  # as jobs and clients of the release before say it, and mean nothing by it
+            return {name: each for name, each in given.items() if name != "pooling"}
         return given
 
     @model_validator(mode="after")

@@ -14,6 +14,9 @@ from jpets.files import user_path
 from serving.http.descriptors import most_connections
 from serving.http.settings import MIB, ConnectionLimits, ServingSettings
 
+MOST_TASK_MB = 512
+"""Of a task file that is read (``checkpoints.task_file``)."""
+
 if TYPE_CHECKING:
     from jpets.engine.batch.bucket import Bucket
     from jpets.scheduling.balancing.rounds import AdaptiveInterval
@@ -80,7 +83,7 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
     default_task: str | None = Field(None, description="task that answers POST /classify where none is named")
     max_inputs: int = Field(1024, ge=1, description="most texts in a request")
     max_body_mb: int = Field(2, ge=1, description="largest JSON body in MiB")
-    max_task_mb: int = Field(512, ge=1, le=512, description="largest task file in MiB")
+    max_task_mb: int = Field(512, ge=1, description="largest task file in MiB; no more than 512 are read")
     max_data_mb: int = Field(512, ge=1, description="largest file to train on in MiB")
     max_bodies_mb: int = Field(64, ge=1, description="most MiB of JSON bodies in memory at a time; more get 503")
     max_connections: int = Field(1024, ge=1, description="most open connections; more get 503")
@@ -166,7 +169,7 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
             max_inputs=self.max_inputs,
             default_task=self.default_task,
             max_body_bytes=self.max_body_mb * MIB,
-            max_task_bytes=self.max_task_mb * MIB,
+            max_task_bytes=min(self.max_task_mb, MOST_TASK_MB) * MIB,
             max_data_bytes=self.max_data_mb * MIB,
             max_bodies_bytes=self.max_bodies_mb * MIB,
         )

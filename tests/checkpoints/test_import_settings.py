@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -41,6 +42,22 @@ def test_an_adapter_for_other_tokens_is_refused(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(own))
     with pytest.raises(InvalidTask, match="texts would become other tokens"):
         imported(folder)
+
+
+@pytest.mark.parametrize(("usual", "own", "length"), [(16, 32, 32), (0, 32, None), (16, 16, None), (16, None, 128)])
+def test_a_longer_limit_of_the_models_own_tokenizer_is_kept(
+    tmp_path: Path, usual: int, own: int | None, length: int | None
+) -> None:
+    """By a shorter one texts would be refused, which the model's pipeline reads."""
+    folder = shutil.copytree(IMPORTS / "peft/lora", tmp_path / "lora")
+    shutil.copy(FIXTURES / "tiny-bert" / "tokenizer.json", folder)
+    settings = {"tokenizer_class": "BertTokenizer", **({"model_max_length": own} if own is not None else {})}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    backbone = dataclasses.replace(tiny(), config=dataclasses.replace(tiny().config, usual_length=usual))
+    found = read_adapter(folder, backbone, Wishes())
+    assert found is not None and backbone.config.max_positions == 128
+    assert found.preprocessing.max_length == length and not found.preprocessing.truncation
+    assert any("cuts texts to 32 tokens" in note for note in found.notes) == (usual == 0)
 
 
 def test_what_several_outputs_decide_is_noted_where_nothing_says_it(tmp_path: Path) -> None:

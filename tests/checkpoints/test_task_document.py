@@ -13,6 +13,7 @@ import safetensors
 import safetensors.numpy
 from task_files import document_of, rebuild, same
 
+from checkpoints.repository import Repository
 from checkpoints.task_file import read_task, task_to_bytes
 from checkpoints.validation import validate
 from jpets.config import BackboneConfig
@@ -144,6 +145,28 @@ QUESTIONS = [
     ({}, {"preprocessing": {"template": "{text}?"}}, "template: expected {text_pair} too"),
     ({}, {"preprocessing": {"thresholds": [0.5, 0.5]}}, "thresholds: expected none for question-answering"),
 ]
+
+
+def test_texts_that_answers_and_lists_repeat_are_bounded(repository: Repository, make_task: MakeTask) -> None:
+    """What is stored already is read as before."""
+    task = make_task("lora")
+    for changed, named in (
+        (dataclasses.replace(task, labels=("no", "maybe", "y" * 2000)), "labels: expected at most 1024 characters"),
+        (dataclasses.replace(task, description="d" * (1 << 17)), "description: expected at most"),
+        (
+            dataclasses.replace(task, preprocessing=Preprocessing(prefix="p" * (1 << 17))),
+            "preprocessing.prefix: expected",
+        ),
+        (
+            dataclasses.replace(task, preprocessing=Preprocessing(prompts={"query": "p" * (1 << 17)})),
+            r"preprocessing.prompts\['query'\]: expected",
+        ),
+    ):
+        data = task_to_bytes(changed)
+        assert read_task(data, id="sample").id == "sample"
+        with pytest.raises(InvalidTask, match=named):
+            repository.put("sample", data)
+    assert repository.list() == ([], None)
 
 
 def test_tokens_of_a_text_are_labelled_once(make_task: MakeTask) -> None:

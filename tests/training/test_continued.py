@@ -246,6 +246,8 @@ def test_a_job_that_goes_on_from_a_task_keeps_its_pooling() -> None:
         FineTune(task="own", start="before", pooling="cls")
     again = FineTune.model_validate_json(FineTune(task="own", start="before", method="lora").model_dump_json())
     assert again.pooling is None
+    stored = {"task": "own", "start": "before", "method": "lora", "pooling": "mean", "rate": 0.1, "sweep": "1e-4..1e-1"}
+    assert FineTune.model_validate(stored).pooling is None, "as the release before wrote it"
 
 
 def test_a_task_that_nothing_improves_stays_as_it_is() -> None:

@@ -27,18 +27,21 @@ from jpets.training.run import UpdateReport
 
 
 def test_the_rates_of_a_sweep() -> None:
-    assert plan.rates_of(None, 0.3, "lora") == [0.3]
+    assert plan.rates_of(None, 0.3) == [0.3]
     for given in ("rate=1e-4..1e-1", "lr=1e-4..1e-1", "1e-4..1e-1"):
-        assert plan.rates_of(given, None, "lora") == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
+        assert plan.rates_of(given, None) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
     for bad in ("rate", "rate=1..", "rate=2..1", "depth=1..2", "rate=0..1", "rate=nan..1", ""):
         with pytest.raises(InvalidInput, match=r"must be rate=LOW\.\.HIGH"):
-            plan.rates_of(bad, None, "lora")
+            plan.rates_of(bad, None)
+        with pytest.raises(InvalidInput, match=r"must be rate=LOW\.\.HIGH"):
+            plan.check_rates(bad, None, "lora")
     with pytest.raises(InvalidInput, match="one of them"):
-        plan.rates_of("1e-4..1e-1", 0.3, "lora")
+        plan.check_rates("1e-4..1e-1", 0.3, "lora")
     for sweep_of, rate in (("1e-4..1e-1", None), (None, 0.3)):
         with pytest.raises(InvalidInput, match="head_rate"):
-            plan.rates_of(sweep_of, rate, "frozen")
-    assert plan.rates_of(None, None, "frozen") == [None]
+            plan.check_rates(sweep_of, rate, "frozen")
+    plan.check_rates(None, None, "frozen")
+    assert len(plan.rates_of("1e-4..1e-1", 0.3)) == 4, "as a job of the release before says it"
 
 
 def test_the_rate_with_the_least_held_out_loss_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

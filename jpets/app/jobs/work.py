@@ -94,7 +94,7 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     from jpets.training.sweep import best_of
 
     training = training_of(request)
-    rates = rates_of(request.sweep, request.rate, training.method)
+    rates = rates_of(request.sweep, request.rate)
     backbone = load_backbone(source, name)
 
     def begin(task: Task) -> None:

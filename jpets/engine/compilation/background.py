@@ -334,8 +334,10 @@ class BackgroundCompiler:
                 log.warning("a program must wait: %s", full)
             else:
                 if program is None:
-                    if self._idle is not None and self._idle.is_set():  # its turn comes again
-                        self.offer([key])
+                    if self._idle is not None and self._idle.is_set():
+                        with self._changed:  # for one that somebody waits for: its turn comes again
+                            self._wanted.give_back(key, self.compile_seconds if wanted else 0.0)
+                            self._menu[:0] = [] if wanted else [key]
                     elif not self._closed:
                         log.warning("a program was not compiled, or not kept; it is tried again later")
                         self._failed(key)

@@ -80,6 +80,13 @@ class Wanted:
         self._drop(key)
         self._not_before[key] = math.inf
 
+    def give_back(self, key: ProgramKey, seconds: float) -> None:
+        """The program was given up for another one; as if batches had lost ``seconds`` without it, it comes again."""
+        self._not_before.pop(key, None)
+        if seconds:
+            self._missed[key] = self._missed.get(key, 0.0) + seconds
+            self._count_again()
+
     def brought(self, key: ProgramKey) -> None:
         """A program came: what batches lost without others that it has room for, they might not have lost with it."""
         self._missed = {own: lost for own, lost in self._missed.items() if not _might_take(key, own)}

@@ -15,7 +15,7 @@ from jpets.engine.residency.host_cache import HostCache
 from jpets.engine.residency.loading import LoadedTask, TaskLoader
 from jpets.engine.tasks.entries import Entry, LoadFailure
 from jpets.engine.tasks.table import TaskTable
-from jpets.errors import NotFound, OutOfSpace, Preparing, Saturated
+from jpets.errors import EngineFailure, JpetsError, NotFound, OutOfSpace
 from jpets.readers import Readers
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ class Fetcher:
     def _with_slots(
         self, entry: Entry, turn: int, slots: Mapping[ClassKey, int], loaded: LoadedTask, evict: bool
     ) -> Coming:
+        entry.failure = None
         if loaded.contents.keys() != slots.keys():
             self._tasks.slots.release(slots)
             entry.keys = tuple(loaded.contents)
@@ -129,9 +130,10 @@ class Fetcher:
             log.error("a task could not be loaded", exc_info=error, extra={"task": entry.task})
         if entry.turn == done.turn:
             entry.keys = None  # a task that may not come must not make another one leave
-            passes = isinstance(error, Saturated) and not isinstance(error, Preparing)  # which costs no long reading
-            rests = 0.0 if passes else min(MOST_REST, REST * done.seconds)
-            entry.failure = LoadFailure(error, done.turn, time.monotonic() + rests)
+            until = time.monotonic() + min(MOST_REST, REST * done.seconds)
+            bare = error if isinstance(error, JpetsError) else EngineFailure(f"task {entry.task!r} could not be loaded")
+            bare.__cause__ = bare.__context__ = bare.__traceback__ = None  # they hold what was read
+            entry.failure = LoadFailure(bare, done.turn, until)
         self._tasks.slots.release(done.slots)
         self._delivery.refuse(entry, error, done.turn)
 

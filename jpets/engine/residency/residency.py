@@ -268,7 +268,7 @@ class Residency:
                     if warming.may_come(entry, delivery.coming):
                         placed = self._fetcher.place(entry, evict=False)
                         batch += [placed] if placed else []
-                        comes = True
+                        comes = placed is not None or entry in delivery.coming
                 except OutOfSpace:
                     keys = entry.keys or ()
                     warming.found_full(self._tasks.slots.lacking(keys, entry.tenant, evict=False) or keys)

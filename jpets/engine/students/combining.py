@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def _timing(each: Sequence[Timing]) -> Timing | None:
     """The students run side by side: the answer is there with the last."""
     if not each:
         return None
-    first = each[0]
+    first = next((own for own in each if not own.cached), each[0])
     return Timing(
         max(own.queued for own in each),
         max(own.computed for own in each),
@@ -72,6 +72,8 @@ def when_all(parts: Sequence[Future[Result]], combine: Callable[[Sequence[Result
             last = left == 0
         if part.cancelled():
             whole.cancel()
+        if last and whole.cancelled() and len(wait(parts, timeout=0).done) < len(parts):
+            return  # some are being computed still, as the query may be that has left
         if last and whole.set_running_or_notify_cancel():
             try:
                 whole.set_result(combine([own.result() for own in parts]))

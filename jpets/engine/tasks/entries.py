@@ -12,6 +12,7 @@ from jpets.deltas import class_method
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
 from jpets.deltas.task_slots import TaskSlots, task_slots
 from jpets.engine.tasks.sorts import Sort, sort_of
+from jpets.errors import JpetsError
 from jpets.types import Pooling, Task
 
 Tier = Literal["device", "host", "repository"]
@@ -40,7 +41,7 @@ class LoadFailure(NamedTuple):
     """Why a task could not be read, and until when that is told its queries without reading it again
     (``time.monotonic``)."""
 
-    error: Exception
+    error: JpetsError
     turn: int
     until: float
 

@@ -255,10 +255,13 @@ def test_programs_without_which_batches_lose_much_come_first_and_soon(
     assert brought[2] == (9, IDLE)
 
 
+@pytest.mark.parametrize("missed", [False, True])
 def test_what_nobody_waits_for_gives_way_to_what_somebody_waits_for(
-    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch, *, missed: bool
 ) -> None:
     """Where a process may not take back its own low priority."""
+    monkeypatch.setattr(Wanted, "rate", property(lambda self: 0.0))
+    first, second = (unlisted(33 + 2 * missed), unlisted(34 + 2 * missed))
     monkeypatch.setattr(compiler.process, "hurry", lambda: False)
     begun, compile, brought = threading.Event(), compiler.process.compile, list[tuple[int, int]]()
 
@@ -273,15 +276,16 @@ def test_what_nobody_waits_for_gives_way_to_what_somebody_waits_for(
 
     monkeypatch.setattr(compiler.process, "compile", slow)
     failed = compiler.failed
-    compiler.offer([unlisted(31)])
+    compiler.want(first, compiler.compile_seconds) if missed else compiler.offer([first])
     assert begun.wait(10)
-    compiler.need(unlisted(32)).result(60)
-    wait_until(lambda: compiler._replica.has_program(unlisted(31)))
-    assert brought == [(31, IDLE), (32, HURRIED), (31, IDLE)] and compiler.failed == failed
+    compiler.need(second).result(60)
+    wait_until(lambda: compiler._replica.has_program(first))
+    tokens = [key.bucket.tokens for key in (first, second, first)]
+    assert brought == list(zip(tokens, (IDLE, HURRIED, IDLE), strict=True)) and compiler.failed == failed
 
 
 def test_failures_without_end_wait_an_hour(compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = unlisted(33)
+    key = unlisted(40)
     monkeypatch.setitem(compiler._failures, key, 5000)
     compiler._failed(key)
     assert compiler.barred(key)

@@ -43,13 +43,14 @@ def train_one(
     from checkpoints.source import load_backbone
     from checkpoints.task_file import read_task
     from jpets.training.data import contradictions, read_examples
-    from jpets.training.plan import rates_of
+    from jpets.training.plan import check_rates, rates_of
     from jpets.training.summary import chosen, held_against
     from jpets.training.sweep import best_of
 
     check_task_output(output)
     id = check_id(output.stem.lower())
-    rates = rates_of(sweep, training.plan.rate, training.method)
+    check_rates(sweep, training.plan.rate, training.method)
+    rates = rates_of(sweep, training.plan.rate)
     with busy("read texts"):
         examples = read_examples(data, columns)
         others = read_examples(validation, columns) if validation is not None else []
@@ -109,9 +110,11 @@ def train_each(
     from checkpoints.source import load_backbone
     from jpets.training.data import contradictions, read_examples
     from jpets.training.many import check_method, train_many
+    from jpets.training.plan import check_rates
     from jpets.training.run import DIVERGED
 
     check_method(training.method)
+    check_rates(None, training.plan.rate, training.method)
     ids = [check_id(path.stem.lower()) for path in data]
     if twice := next((id for id in ids if ids.count(id) > 1), None):
         raise typer.BadParameter(f"each file makes a task of its own name, found {twice!r} more than once")
