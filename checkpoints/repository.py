@@ -30,9 +30,9 @@ from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, in
 from checkpoints.ownership import check_owner, claim
 from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
-from checkpoints.validation import with_short_texts
 from checkpoints.versions import ACTIVE, UPLOADED, Change, StoredTask, TaskRows, list_tasks
 from jpets.errors import JpetsError
+from jpets.text_bounds import with_short_texts
 from jpets.types import DEFAULT_TENANT, Task, TaskName
 from jpets.watch import Watch
 

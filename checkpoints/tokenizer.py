@@ -30,8 +30,8 @@ OTHER = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 CONVERTED = ("WordPiece", "BPE", "Unigram")
 """The kinds of model that the library's classes for our families have."""
 TEMPLATES = "additional_chat_templates"
-TENSORS = (".safetensors", ".bin", ".pt", ".h5", ".msgpack", ".onnx", ".ot")
-"""Ends of files that are no tokenizer's: it may read all others whole."""
+READ = (".json", ".txt", ".model", ".jinja", ".bpe", ".tiktoken")
+"""Ends of files that the library reads whole."""
 FILES = ("vocab_file", "merges_file", "spm_file")
 GIVEN = ("vocab", "merges", "init_inputs", "gguf_file", "tokenizer_object", "fast_tokenizer_files")
 """Settings that the library would take for a tokenizer's parts, or for files to open, wherever these are."""
@@ -275,7 +275,7 @@ def _check_what_is_read(folder: Path) -> None:
         if given := [key for key in (*GIVEN, *files) if found.get(key) not in (None, [], {}, "")]:
             raise InvalidBackbone(f"{name}: expected no {given[0]}, which tokenizers are not made of; remove it")
     for path in (*folder.iterdir(), *(folder / TEMPLATES).glob("*")):
-        if path.is_file() and path.suffix not in TENSORS and (size := path.stat().st_size) > MOST_BYTES:
+        if path.is_file() and path.suffix in READ and (size := path.stat().st_size) > MOST_BYTES:
             raise InvalidBackbone(f"{path.name[:100]}: expected at most {MOST_BYTES:,} bytes, found {size:,}")
 
 

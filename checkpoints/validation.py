@@ -33,8 +33,6 @@ AT_ONCE = 1 << 20
 """Numbers that are looked at together: what is computed of them is small beside a large tensor."""
 HEAD_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh", "identity")
 MOST_HOLES, MOST_AROUND = 8, 1 << 16
-MOST_LABEL, MOST_DESCRIBED = 1 << 10, 1 << 16
-"""Characters of a label, which answers repeat, and of a description, which lists repeat."""
 """Places for texts in a template, and characters around them: it is filled for each query."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     "float": ("float32", "float16", "bfloat16"),
@@ -224,26 +222,6 @@ def _students_errors(task: Task) -> Iterator[str]:
     if task.head.type != "sequence-classification" or task.head.dense:
         found = "one of two layers" if task.head.dense else task.head.type
         yield f"students: expected a head of one layer for whole texts, found {found}"
-
-
-def with_short_texts(task: Task) -> Task:
-    """``task``; raises ``InvalidTask`` for texts that are too long for one that comes in. What is stored is served."""
-    own = task.preprocessing
-    described = {"description": task.description, "license": task.license, "created": task.created}
-    around = {"prefix": own.prefix, **{f"prompts[{name[:80]!r}]": text for name, text in (own.prompts or {}).items()}}
-    bounds = [
-        *((name, text, MOST_DESCRIBED) for name, text in described.items()),
-        *((f"preprocessing.{name}", text, MOST_AROUND) for name, text in around.items()),
-        ("labels", max(task.labels, key=len, default=None), MOST_LABEL),
-    ]
-    refuse(
-        [
-            f"{name}: expected at most {most} characters, found {len(text)}"
-            for name, text, most in bounds
-            if text is not None and len(text) > most
-        ]
-    )
-    return task
 
 
 def _label_errors(task: Task) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,3 +168,11 @@ class Embedding(Result):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failure(Result):
     """A row that could not be answered; ``error`` says why."""
+
+
+class CombinedFuture(Future[Result]):
+    """Of what several ``parts`` make, which may go on where it is cancelled."""
+
+    def __init__(self, parts: Sequence[Future[Result]]) -> None:
+        super().__init__()
+        self.parts = parts

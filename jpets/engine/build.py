@@ -153,7 +153,7 @@ def make_frame(
     most_tokens = max(longest, settings.max_batch_tokens)
     menu = bucket_menu(longest, most_tokens, settings.max_batch_rows)
     if buckets or steady:  # of which each is in the core
-        menu = tuple(buckets or steady_menu(longest, most_tokens))
+        menu = tuple(buckets or steady_menu(longest, most_tokens, settings.max_batch_rows))
     classes = [key for key, _ in slots]
     light, core = widest(classes, heavy=False), Core(menu, bool(buckets) or steady)
     offered = [ProgramKey(bucket, light) for bucket in menu]
@@ -275,7 +275,7 @@ def _compilation(
     costs = CostTable(name.with_suffix(".json"), family, lambda: replica.family.operators)
     costs.pace = Pace(lambda: replica.programs)
     profile = LiveProfile(replica, costs, frame.figures)
-    programs = Programs(replica, store, costs, liveness.wait)
+    programs = Programs(replica, store, costs, liveness.wait, alike=settings.policy == "steady")
     room = ProgramMemory(replica, (settings.program_memory_mb or usual_programs_mb()) << 20, memory)
     compiler = BackgroundCompiler(replica, store, programs_folder, programs.add, room, programs.exchange)
     growth = Growth(

@@ -9,6 +9,7 @@ from pathlib import Path
 from jpets.engine.interface import Serves
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import InvalidTask, NotFound, Preparing, UnknownClass
+from jpets.text_bounds import with_short_texts
 from jpets.types import Task, TaskName
 from serving.hosted.layout import layout_of
 from serving.hosted.preparations import Preparations, told
@@ -110,7 +111,7 @@ class Changes:
     def _checked(self, engine: Serves, content: bytes | memoryview, name: TaskName) -> LoweredTask:
         if name.id == self._tasks.backbone.name:
             raise InvalidTask(f"{name.id!r} is the name of the backbone; choose another id")
-        task = engine.lower_task(self._tasks.check(content, name))
+        task = engine.lower_task(with_short_texts(self._tasks.check(content, name)))
         self._check_shape(engine, task)
         return task
 

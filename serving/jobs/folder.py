@@ -23,6 +23,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from jpets.errors import NotFound
 from jpets.files import SHORTAGES, STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, sync_tree, write_atomic
 from jpets.types import DEFAULT_TENANT, TaskName
-from serving.jobs.request import STORED, JobRequest
+from serving.jobs.request import STORED, STORED_BEFORE, JobRequest
 from serving.jobs.states import JobProgress, JobStateName
 
 ID = re.compile(r"job-[0-9a-f-]{1,60}")
@@ -118,7 +119,7 @@ class JobFolder:
 
     @property
     def request(self) -> JobRequest:
-        return self._parsed(STORED.validate_json, "request.json")
+        return self._parsed(partial(STORED.validate_json, context=STORED_BEFORE), "request.json")
 
     def task_name(self, id: str) -> TaskName:
         """The task of its tenant."""

@@ -14,6 +14,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     TypeAdapter,
+    ValidationInfo,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -97,6 +98,10 @@ class _Asked(_Strict):
     backbone: Annotated[Text, Field(max_length=128)] | None = None
 
 
+STORED_BEFORE = {"stored": True}
+"""The context in which a request is read that was taken in already."""
+
+
 class FineTune(_Asked):
     """A task to be trained on labelled texts, with the options of ``jpets train``. ``settings``, a JSON object, are the
     method's. ``start`` names a task: training continues its served version; without ``method`` it uses that
@@ -134,13 +139,14 @@ class FineTune(_Asked):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_method(cls, given: Any) -> Any:
-        """Whether the method is known. That of ``start``'s task is known only to the server that has the task."""
+    def _has_method(cls, given: Any, info: ValidationInfo) -> Any:
+        """Whether the method is known. That of ``start``'s task is known only to the server that has the task. The
+        release before ignored a pooling beside it: clients sent that by default, and jobs have it stored."""
         if not isinstance(given, dict):
             return given
         if given.get("start") is None:
             return given if given.get("method") is not None else {**given, "method": DEFAULT_METHOD}
-        if given.get("pooling") == "mean":  # as jobs and clients of the release before say it, and mean nothing by it
+        if given.get("pooling") == "mean" or info.context == STORED_BEFORE:
             return {name: each for name, each in given.items() if name != "pooling"}
         return given
 

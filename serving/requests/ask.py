@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 
 from jpets.errors import DeadlineExceeded, InvalidInput, TooLarge
+from jpets.results import CombinedFuture
 from jpets.types import Classification, Embedding, Failure, Fills, Query, Regression, Result, Span, Tokens
 from serving.http.aside import SHORT
 from serving.http.errors import ClientGone
@@ -121,11 +122,13 @@ async def answer(
 def tokens_of(futures: Sequence[Future[Result]]) -> list[int | None]:
     """How many tokens each has computed; None where a cancelled one is being computed still: others have left the
     queue."""
-    ended = concurrent.futures.wait(futures, timeout=0).done
-    return [
-        None if own not in ended else 0 if own.cancelled() or own.exception() else computed_tokens(own.result())
-        for own in futures
-    ]
+    each = [own.parts if isinstance(own, CombinedFuture) and own.cancelled() else [own] for own in futures]
+    ended = concurrent.futures.wait([part for parts in each for part in parts], timeout=0).done
+
+    def computed(part: Future[Result]) -> int:
+        return 0 if part.cancelled() or part.exception() else computed_tokens(part.result())
+
+    return [sum(map(computed, parts)) if ended.issuperset(parts) else None for parts in each]
 
 
 def _few_masks(results: list[Result], *, several: bool) -> list[Result]:

@@ -31,7 +31,7 @@ from jpets.training.prepared import prepare
 from jpets.training.session import run_training
 from jpets.training.tokens import rectangle
 from jpets.types import BackboneRef, Delta, Preprocessing, Task
-from serving.jobs.request import FineTune
+from serving.jobs.request import STORED_BEFORE, FineTune
 
 CONFIG = dataclasses.replace(shallow().config, layers=1)
 RULE = Preprocessing(max_length=16, truncation=True)
@@ -247,7 +247,9 @@ def test_a_job_that_goes_on_from_a_task_keeps_its_pooling() -> None:
     again = FineTune.model_validate_json(FineTune(task="own", start="before", method="lora").model_dump_json())
     assert again.pooling is None
     stored = {"task": "own", "start": "before", "method": "lora", "pooling": "mean", "rate": 0.1, "sweep": "1e-4..1e-1"}
-    assert FineTune.model_validate(stored).pooling is None, "as the release before wrote it"
+    assert FineTune.model_validate(stored).pooling is None, "as clients of the release before send it"
+    kept = FineTune.model_validate({**stored, "pooling": "cls"}, context=STORED_BEFORE)
+    assert kept.pooling is None, "as the release before took it in"
 
 
 def test_a_task_that_nothing_improves_stays_as_it_is() -> None:

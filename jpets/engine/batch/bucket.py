@@ -266,10 +266,12 @@ def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket
     return tuple(dict.fromkeys([*singles, *filled]))
 
 
-def steady_menu(max_length: int, max_tokens: int) -> tuple[Bucket, ...]:
-    """Rectangular buckets of about ``max_tokens`` tokens, one for each step of length: for the policy ``steady``."""
+def steady_menu(max_length: int, max_tokens: int, max_rows: int | None = None) -> tuple[Bucket, ...]:
+    """Rectangular buckets of about ``max_tokens`` tokens and at most ``max_rows`` rows, one for each step of length:
+    for the policy ``steady``."""
     lengths = [length for length in STEPS if length < max_length] + [max_length]
-    rows = [(max(1, max_tokens // length), length) for length in lengths]
+    most = max_tokens if max_rows is None else max_rows
+    rows = [(max(1, min(most, max_tokens // length)), length) for length in lengths]
     return tuple(Bucket(n * length, ((n, length),)) for n, length in rows)
 
 

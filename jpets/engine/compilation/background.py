@@ -217,8 +217,7 @@ class BackgroundCompiler:
                 self._idle = threading.Event() if niceness == IDLE else None
                 self._spare = self._idle if spare else None
                 needed = key if key in self._needed else None
-                if not whole:
-                    self._wanted.bring(key)
+                lost = 0.0 if whole else self._wanted.bring(key)
                 self._busy = True
             problem: JpetsError | None = None
             try:
@@ -229,7 +228,7 @@ class BackgroundCompiler:
                 elif whole:
                     self.compiled += self._whole.bring(key, self._idle)
                 else:
-                    self._bring(key, wanted, niceness)
+                    self._bring(key, wanted, niceness, lost)
             except Exception as error:  # one program fewer; the queries run in others
                 log.exception("a program could not be added")
                 self._store.forget(self._replica.family, key)
@@ -321,7 +320,7 @@ class BackgroundCompiler:
         self.compile_seconds += (seconds / (os.cpu_count() or 1) - self.compile_seconds) / self._timed
         return self._store.load(family, key)
 
-    def _bring(self, key: ProgramKey, wanted: bool, niceness: int) -> None:
+    def _bring(self, key: ProgramKey, wanted: bool, niceness: int, lost: float) -> None:
         """Adds a program if it is still missing and there is room; without room none is compiled. Idle programs leave
         only for a wanted one."""
         if self.memory.has(key):
@@ -336,8 +335,8 @@ class BackgroundCompiler:
                 if program is None:
                     if self._idle is not None and self._idle.is_set():
                         with self._changed:  # for one that somebody waits for: its turn comes again
-                            self._wanted.give_back(key, self.compile_seconds if wanted else 0.0)
-                            self._menu[:0] = [] if wanted else [key]
+                            self._wanted.give_back(key, max(lost, self.compile_seconds * wanted))
+                            self._menu[:0] = [] if lost or wanted else [key]
                     elif not self._closed:
                         log.warning("a program was not compiled, or not kept; it is tried again later")
                         self._failed(key)

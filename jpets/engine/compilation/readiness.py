@@ -29,7 +29,12 @@ class Programs:
         store: ProgramStore,
         costs: CostTable,
         wait: Callable[[Future[None]], None],
+        *,
+        alike: bool = False,
     ) -> None:
+        """``alike``: a stored program is only taken where it is made of functions as the family's are, as others give
+        other bits."""
+        self._load = store.load if alike else store.load_best
         self._replica = replica
         self._store = store
         self._costs = costs
@@ -40,7 +45,7 @@ class Programs:
         cost must be known."""
         known = self._costs.get(key)
         repeats = COARSE_REPEATS if known is None else 0
-        program = self._store.load_best(self._replica.family, key)
+        program = self._load(self._replica.family, key)
         if program is not None:
             try:
                 seconds = measure(self._replica, program, repeats)
@@ -58,7 +63,7 @@ class Programs:
 
     def get(self, key: ProgramKey) -> Program:
         """The program, compiled now if it is not stored."""
-        return self._store.load_best(self._replica.family, key) or self._compile(self._replica.family, key)
+        return self._load(self._replica.family, key) or self._compile(self._replica.family, key)
 
     def get_whole(self, key: ProgramKey) -> Program:
         """The program as one function, compiled so now if it is not stored."""

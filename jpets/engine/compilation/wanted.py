@@ -75,10 +75,12 @@ class Wanted:
         """The programs without which batches lost at least so many seconds."""
         return sum(seconds >= least for seconds in self._missed.values())
 
-    def bring(self, key: ProgramKey) -> None:
-        """The program is being brought."""
+    def bring(self, key: ProgramKey) -> float:
+        """The program is being brought; what batches have lost without it, in seconds, is forgotten, and returned."""
+        lost = self._missed.get(key, 0.0)
         self._drop(key)
         self._not_before[key] = math.inf
+        return lost
 
     def give_back(self, key: ProgramKey, seconds: float) -> None:
         """The program was given up for another one; as if batches had lost ``seconds`` without it, it comes again."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 
 import numpy as np
 
 from jpets.engine.results.results import failure, row_result
 from jpets.errors import DeadlineExceeded, JpetsError, OutOfSpace, Saturated
+from jpets.results import CombinedFuture
 from jpets.types import Embedding, FloatArray, Result, Task, Timing
 
 PASSING = (Saturated, OutOfSpace, DeadlineExceeded)
@@ -62,7 +63,7 @@ def _timing(each: Sequence[Timing]) -> Timing | None:
 
 def when_all(parts: Sequence[Future[Result]], combine: Callable[[Sequence[Result]], Result]) -> Future[Result]:
     """A future with what ``combine`` makes of all results. Cancelled, it cancels the parts."""
-    whole: Future[Result] = Future()
+    whole = CombinedFuture(parts)
     left, lock = len(parts), threading.Lock()
 
     def one_more(part: Future[Result]) -> None:
@@ -72,8 +73,6 @@ def when_all(parts: Sequence[Future[Result]], combine: Callable[[Sequence[Result
             last = left == 0
         if part.cancelled():
             whole.cancel()
-        if last and whole.cancelled() and len(wait(parts, timeout=0).done) < len(parts):
-            return  # some are being computed still, as the query may be that has left
         if last and whole.set_running_or_notify_cancel():
             try:
                 whole.set_result(combine([own.result() for own in parts]))

@@ -81,5 +81,6 @@ def test_the_menu_holds_every_length_once(longest: int, tokens: int) -> None:
     assert all(bucket.rectangular and bucket.tokens <= max(tokens, bucket.longest) for bucket in menu)
     lengths = [bucket.longest for bucket in menu]
     assert lengths == sorted(set(lengths))
+    assert all(bucket.rows <= 3 for bucket in steady_menu(longest, tokens, 3))
     assert lengths[-1] == longest
     assert all(any(bucket.holds(np.array([n])) for bucket in menu) for n in range(1, longest + 1))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jpets.access import Limits
 from jpets.engine.queue.response_cache import HIT
+from jpets.engine.students.combining import when_all
 from jpets.errors import OverQuota
 from jpets.types import Query, Result, Timing
 from serving.requests.ask import tokens_of
@@ -103,6 +104,11 @@ def test_of_cancelled_queries_those_that_left_the_queue_computed_nothing() -> No
         assert future.cancel()
     assert not waiting.set_running_or_notify_cancel()  # as the queue does where it takes one out
     assert tokens_of([done, waiting, computing, broken]) == [30, 0, None, 0]
+    queued: Future[Result] = Future()
+    queued.add_done_callback(lambda own: own.set_running_or_notify_cancel() and None)
+    for parts, expected in (([Future[Result](), queued], None), ([done, queued], 30)):
+        whole = when_all(parts, lambda found: found[0])
+        assert whole.cancel() and tokens_of([whole]) == [expected], "each student of a group computes its own"
 
 
 def test_without_limits_nothing_is_counted() -> None:
