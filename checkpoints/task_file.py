@@ -10,7 +10,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -26,10 +26,10 @@ from jpets.config import BackboneConfig
 from jpets.deltas import method_named
 from jpets.errors import InvalidTask
 from jpets.files import write_atomic
+from jpets.kinds import FloatDType
 from jpets.types import BackboneRef, Task, Tensors
 
 METADATA = "jpets"
-FloatDType = Literal["float32", "float16", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from jpets.deltas.fold import folds_pooler
 from jpets.deltas.protocol import TensorSpec
 from jpets.errors import InvalidTask
 from jpets.templates import HOLES
+from jpets.text_bounds import MOST_AROUND
 from jpets.types import (
     QA_OUTPUTS,
     UNLABELLED,
@@ -32,8 +33,8 @@ SHOWN_ERRORS = 12
 AT_ONCE = 1 << 20
 """Numbers that are looked at together: what is computed of them is small beside a large tensor."""
 HEAD_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh", "identity")
-MOST_HOLES, MOST_AROUND = 8, 1 << 16
-"""Places for texts in a template, and characters around them: it is filled for each query."""
+MOST_HOLES = 8
+"""Places for texts in a template, which is filled for each query."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     "float": ("float32", "float16", "bfloat16"),
     "index": ("uint16", "int32", "uint32", "int64"),

@@ -14,6 +14,8 @@ Side = Literal["left", "right"]
 """Of a text."""
 TruncationStrategy = Literal["longest_first", "only_first", "only_second"]
 """Which text of a pair that is too long is cut, as Hugging Face's tokenizers do it."""
+FloatDType = Literal["float32", "float16", "bfloat16"]
+"""How a task file stores the numbers of deltas."""
 ExtractionMethod = Literal["bitfit", "diff", "lora", "onebit"]
 """What is made of the difference between a fine-tuned model and its backbone."""
 ExtractionChoice = Literal[ExtractionMethod, "auto"]

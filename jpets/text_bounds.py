@@ -6,7 +6,7 @@ from jpets.errors import InvalidTask
 from jpets.types import Task
 
 MOST_LABEL, MOST_DESCRIBED, MOST_AROUND = 1 << 10, 1 << 16, 1 << 16
-"""Characters of a label, of a description, and of what stands before a text."""
+"""Characters of a label, of a description, and of what stands around a text."""
 
 
 def with_short_texts(task: Task) -> Task:

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jpets.errors import NotFound
-from jpets.files import SHORTAGES, STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, sync_tree, write_atomic
+from jpets.files import SHORTAGES, STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, write_atomic
 from jpets.types import DEFAULT_TENANT, TaskName
 from serving.jobs.request import STORED, STORED_BEFORE, JobRequest
 from serving.jobs.states import JobProgress, JobStateName
@@ -276,9 +276,8 @@ class JobFolders:
             shutil.rmtree(draft.path, ignore_errors=True)
 
     def commit(self, draft: JobFolder) -> JobFolder:
-        """Makes the draft a job."""
+        """Makes the draft, whose files are on the disk by now (``sync_tree``), a job."""
         job = JobFolder(self.path / draft.id.removeprefix(DRAFT))
-        sync_tree(draft.path)
         draft.path.rename(job.path)
         sync_folder(self.path)
         return job

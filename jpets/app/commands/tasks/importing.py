@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,7 @@ from jpets.app.commands.options import check_task_output
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table
 from jpets.app.commands.tasks.report import TaskReport
 from jpets.errors import InvalidTask
-from jpets.kinds import ExtractionChoice, HeadType, Pooling, Problem, TruncationStrategy
+from jpets.kinds import ExtractionChoice, FloatDType, HeadType, Pooling, Problem, TruncationStrategy
 
 if TYPE_CHECKING:
     from jpets.app.jobs.extraction import Candidate
@@ -58,9 +58,7 @@ def import_task(
     text_column: Annotated[str, typer.Option(help="of --texts")] = "text",
     pair_column: Annotated[str | None, typer.Option(help="of --texts, where the task takes pairs")] = None,
     agreement: Annotated[float, typer.Option(min=0, max=1, help="share of equal answers that auto asks for")] = 0.99,
-    dtype: Annotated[
-        Literal["float16", "bfloat16", "float32"], typer.Option(help="how floating-point tensors are stored")
-    ] = "float32",
+    dtype: Annotated[FloatDType, typer.Option(help="how floating-point tensors are stored")] = "float32",
     as_json: JsonOption = False,
 ) -> None:
     """Import an adapter, or extract one from a fully fine-tuned model, as a task file.
