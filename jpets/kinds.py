@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 HeadType = Literal["sequence-classification", "token-classification", "question-answering", "embedding", "fill-mask"]
@@ -20,3 +21,9 @@ ExtractionMethod = Literal["bitfit", "diff", "lora", "onebit"]
 """What is made of the difference between a fine-tuned model and its backbone."""
 ExtractionChoice = Literal[ExtractionMethod, "auto"]
 """``auto``: the smallest whose answers agree with the model's."""
+EXTRACTION_OPTIONS: Mapping[ExtractionChoice, Sequence[str]] = {
+    "diff": ("density", "per_matrix", "block"),
+    "lora": ("rank", "energy"),
+    "auto": ("agreement",),
+}
+"""Options that belong to a single choice."""

@@ -65,8 +65,7 @@ class Killed:
     def close(self) -> None:
         self._runner.close()
 
-    def _publish(self, job: JobFolder, again: bool) -> int:
-        del again
+    def _publish(self, job: JobFolder) -> int:
         self._tasks[job.id] = read_task(job.task_file)
         return 1
 

@@ -21,7 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from jpets.config import DType
-from jpets.kinds import ExtractionChoice, HeadType, Pooling, Problem, TruncationStrategy
+from jpets.kinds import EXTRACTION_OPTIONS, ExtractionChoice, HeadType, Pooling, Problem, TruncationStrategy
 from serving.http.fields import Text
 
 DEFAULT_METHOD = "lora"
@@ -188,6 +188,18 @@ class Extract(_Asked):
     def _has_texts(self) -> Extract:
         if self.method == "auto" and self.texts is None:
             raise ValueError("method auto compares answers: put texts into the archive and name their file by texts")
+        return self
+
+    @model_validator(mode="after")
+    def _has_options_of_its_method(self, info: ValidationInfo) -> Extract:
+        if info.context == STORED_BEFORE:
+            return self
+        for method, options in EXTRACTION_OPTIONS.items():
+            for name in options:
+                if self.method != method and getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} is an option of method {method}, found {self.method}; leave it out")
+        if self.energy is not None and self.rank != type(self).model_fields["rank"].default:
+            raise ValueError("give rank or energy, not both")
         return self
 
 

@@ -11,8 +11,10 @@ import logging
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from jpets.errors import Conflict, EngineFailure, JpetsError, NotFound, OutOfSpace, Saturated
 from serving.jobs.folder import JobFolder, JobFolders, JobState
@@ -22,8 +24,8 @@ log = logging.getLogger(__name__)
 
 Command = Callable[[JobFolder], Sequence[str]]
 """The command line of a job's process. Raises ``JpetsError`` where it cannot be run."""
-Publish = Callable[[JobFolder, bool], int | None]
-"""Publishes what a job made, and returns a task's version. True: it may have been published before the server ended.
+Publish = Callable[[JobFolder], int | None]
+"""Publishes what a job made, and returns a task's version. An earlier attempt may have done so before its server ended.
 
 Raises ``Saturated``, ``OutOfSpace`` or ``EngineFailure`` to be called again, another ``JpetsError`` for what cannot be
 published.
@@ -40,11 +42,22 @@ BACK_OFF = 1.0
 """Seconds before the second attempt; each further attempt waits that much longer."""
 ENGINE_BACK_OFF = 10.0
 """How many times longer what was made waits for an engine that does not work: only a new process may help."""
+LONGEST_BACK_OFF = 60.0
+"""Seconds that what was made waits at most for the next attempt."""
+MOST_DOUBLINGS = 16
 POLL = 0.1
 HAND_OVER = 10.0
 """Seconds in which another server may begin to run the jobs that this one cannot."""
 LOOK = 5.0
 """Seconds between looks for jobs that another server on the same repository took in."""
+
+
+class _PutOff(NamedTuple):
+    """``until`` (``time.monotonic``), for the nth time, of which some were errors that nobody foresaw."""
+
+    until: float = 0.0
+    times: int = 0
+    unforeseen: int = 0
 
 
 class JobRunner:
@@ -79,6 +92,8 @@ class JobRunner:
         """The number of each tenant's last turn."""
         self._finished: set[str] = set()
         """Jobs with states that need not be read again."""
+        self._put_offs: dict[str, _PutOff] = {}
+        """Jobs whose results could not be published yet."""
 
     def start(self) -> None:
         self._thread.start()
@@ -95,11 +110,11 @@ class JobRunner:
             state = job.state
             if state.is_finished:
                 return
-            if state.publishing:
+            rests = self._rests(job)
+            if state.publishing and not rests:  # else its server was killed while it did so
                 raise Conflict(f"what {job.id} made is being published; remove that when it has finished")
             job.ask_to_end()
-            running = self._current is not None and self._current.id == job.id
-            if state.state == "queued" or (self._alone and not running):  # another server may be about to run it
+            if state.state == "queued" or rests:  # another server may be about to run it
                 job.finish("cancelled")
             self._changed.notify_all()
 
@@ -147,15 +162,25 @@ class JobRunner:
             with self._changed:
                 self._current = None
 
+    def _rests(self, job: JobFolder) -> bool:
+        """Whether no server runs a job now."""
+        if self._alone:
+            return self._current is None or self._current.id != job.id
+        with self._lock_file.open("w") as file:
+            return _locked(file)
+
+    @property
+    def _lock_file(self) -> Path:
+        """Held by the server that runs jobs."""
+        return self._jobs.path / ".lock"
+
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """Waits until no other server runs jobs of this repository, or until this one ends."""
-        with (self._jobs.path / ".lock").open("w") as file:
+        with self._lock_file.open("w") as file:
             while not self._closed and not self._alone:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self._alone = True
-                except BlockingIOError:
+                self._alone = _locked(file)
+                if not self._alone:
                     self._pause(LOOK)
             try:
                 yield
@@ -168,18 +193,22 @@ class JobRunner:
         with self._changed:
             while not self._closed:
                 oldest: dict[str, JobFolder] = {}
-                elsewhere = False
+                elsewhere, wait = False, LOOK
                 for job in reversed(self._jobs.all()):
                     if job.id in self._finished:
                         continue
                     with contextlib.suppress(NotFound):
                         if not (state := job.state).is_finished:
-                            if state.publishing or job.is_to_end or self._can_run(job):
+                            later = self._later(job)
+                            if later > 0:
+                                wait = min(wait, later)
+                            elif (job.is_to_end and not state.publishing) or self._can_run(job):
                                 oldest.setdefault(state.tenant, job)
                             else:
                                 elsewhere = True
                             continue
                         self._finished.add(job.id)
+                        self._put_offs.pop(job.id, None)
                         job.free()  # a kill may have come before that
                 if oldest:
                     tenant = min(oldest, key=lambda each: self._turns.get(each, 0))
@@ -188,8 +217,13 @@ class JobRunner:
                     return self._current
                 if elsewhere:
                     return None
-                self._changed.wait(LOOK)
+                self._changed.wait(wait)
         return None
+
+    def _later(self, job: JobFolder) -> float:
+        """Seconds until what a job made may be published."""
+        put_off = self._put_offs.get(job.id)
+        return 0.0 if put_off is None or job.is_to_end else put_off.until - time.monotonic()
 
     def _can_run(self, job: JobFolder) -> bool:
         """Also where its request cannot be read: that ends it."""
@@ -277,52 +311,60 @@ class JobRunner:
         if problem is not None:
             job.finish("failed", problem=problem)
             return
-        again, failures = job.state.publishing, 0
-        while not self._closed:
-            with self._changed, job.deciding():  # from here on it cannot be cancelled
-                if job.state.is_finished:
-                    return
-                if job.is_to_end and not again:
-                    job.finish("cancelled")
-                    return
-                job.change(publishing=True)
-            try:
-                version = self._publish(job, again)
-            except (Saturated, OutOfSpace, EngineFailure) as error:
-                if not isinstance(error, Saturated):
-                    log.warning("what a job made waits: %s", error.message, extra={"job": job.id})
-                job.change(publishing=again)
-                self._pause(self._back_off * (ENGINE_BACK_OFF if isinstance(error, EngineFailure) else 1))
-                continue
-            except (Conflict, NotFound) as error:  # as without its backbone: the work of days is not thrown away
-                where = "; what it made is in the job's folder" if job.has_made_files else ""
-                job.finish("failed", problem=f"{error.message}{where}", kept=True)
+        with self._changed, job.deciding():  # from here on it cannot be cancelled
+            state = job.state
+            if state.is_finished or self._closed:
                 return
-            except JpetsError as error:
-                job.finish("failed", problem=error.message)
+            if job.is_to_end and not state.publishing:
+                job.finish("cancelled")
                 return
-            except Exception as error:  # such as a folder that may not be written
-                log.exception("what a job made cannot be published", extra={"job": job.id})
-                failures += 1
-                if failures == self._attempts:
-                    where = ", and is in the job's folder" if job.has_made_files else ""
-                    why = f"what it made could not be published ({type(error).__name__}){where}"
-                    job.finish("failed", problem=f"{why}; the server's log has the details", kept=True)
-                    return
-                job.change(publishing=again)
-                self._pause(self._back_off * 4**failures)
-                continue
+            job.change(publishing=True)
+        try:
+            version = self._publish(job)
+        except (Saturated, OutOfSpace, EngineFailure) as error:
+            if not isinstance(error, Saturated):
+                log.warning("what a job made waits: %s", error.message, extra={"job": job.id})
+            self._put_off(job, ENGINE_BACK_OFF if isinstance(error, EngineFailure) else 1)
+        except JpetsError as error:  # as without its backbone: the work of days is not thrown away
+            where = "; what it made is in the job's folder" if job.has_made_files else ""
+            job.finish("failed", problem=f"{error.message}{where}", kept=True)
+        except Exception as error:  # such as a folder that may not be written
+            log.exception("what a job made cannot be published", extra={"job": job.id})
+            self._put_off(job, 1, unforeseen=True)
+            if self._put_offs[job.id].unforeseen == self._attempts:
+                where = ", and is in the job's folder" if job.has_made_files else ""
+                why = f"what it made could not be published ({type(error).__name__}){where}"
+                job.finish("failed", problem=f"{why}; the server's log has the details", kept=True)
+        else:
             job.finish("succeeded", version=version)
             log.info(
                 "a job published what it made", extra={"job": job.id, "kind": job.request.kind, "version": version}
             )
-            return
+
+    def _put_off(self, job: JobFolder, longer: float, *, unforeseen: bool = False) -> None:
+        """What a job made is published later, ``longer`` times as late as usual; other jobs go on."""
+        last = self._put_offs.get(job.id, _PutOff())
+        seconds = min(self._back_off * longer * 2 ** min(last.times, MOST_DOUBLINGS), LONGEST_BACK_OFF)
+        if unforeseen:  # a storage that is away for minutes is no reason to give up the work of days
+            seconds = self._back_off * 4 ** (last.unforeseen + 1)
+        self._put_offs[job.id] = _PutOff(time.monotonic() + seconds, last.times + 1, last.unforeseen + unforeseen)
+        with contextlib.suppress(OSError, OutOfSpace):  # the disk may be full
+            job.change(publishing=False)
 
     def _pause(self, seconds: float) -> bool:
         """Waits; True where the server ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed, timeout=seconds)
             return self._closed
+
+
+def _locked(file: IO[str]) -> bool:
+    """Locks a file until it is closed, unless another one has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _has_got_further(job: JobFolder, state: JobState) -> bool:

@@ -303,8 +303,8 @@ class Jobs:
             raise Saturated(f"backbone {name!r} is starting")
         raise NotFound(f"backbone {name!r} is not loaded any more; load it, then start a new job")
 
-    def _publish(self, job: JobFolder, again: bool) -> int | None:
-        """The version as which the task of ``job`` is served, if it made one.
+    def _publish(self, job: JobFolder) -> int | None:
+        """The version as which the task of ``job`` is served, if it made one; an earlier attempt may have stored it.
 
         Raises what ``Services.put_task`` and ``KeepBackbone`` do.
         """
@@ -320,7 +320,7 @@ class Jobs:
             return None
         name = job.task_name(request.task)
         kept = self._versions(name)
-        if again and (above := job.state.above) is not None:
+        if (above := job.state.above) is not None:
             digest = hashlib.sha256(job.task_file.read_bytes()).hexdigest()
             mine = [stored.version for stored in kept if stored.version > above and stored.digest == digest]
             if mine:  # versions that were uploaded or chosen since stay
@@ -352,7 +352,11 @@ class Jobs:
         return "cpu" if own is not None and own.backbone.tables is not None else self._platform
 
     def _is_runnable(self, job: JobFolder) -> bool:
-        """Whether the backbones that a job reads are here, and those that it makes something for loaded or starting."""
+        """Whether the backbones that a job reads are here, and those that it makes something for loaded or starting;
+        and whether this server keeps the backbone that it makes, if it does."""
+        failed = job.result is not None and job.result.problem is not None
+        if isinstance(job.request, FurtherPretrain) and self._keep_backbone is None and not failed:
+            return False
         states = {hosted.name: hosted.state for hosted in self._services.backbones.list()}
         served = all(states.get(name or "") in SERVING for name in published_on(job))
         return served and states.keys() >= {name for name in still_read(job) if name is not None}

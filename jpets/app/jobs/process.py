@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jpets.app.failures import as_told, no_such_platform
 from jpets.app.jobs.work import do
 from jpets.errors import JpetsError, OutOfSpace
 from jpets.files import DISK_FULL, space_errors
@@ -71,6 +72,12 @@ def _work(job: JobFolder, places_of: Sequence[str]) -> int:
     except OutOfSpace:
         return DISK_IS_FULL
     except Exception as error:  # noqa: BLE001 (the text of an unforeseen exception may quote the data)
+        if (told := as_told(error)) is not None:
+            log.warning("failed: %s", told.message)
+            if no_such_platform(error):
+                job.write_result(JobResult(problem=told.message))
+                return 0
+            return 1
         log.error("unexpected error", extra={"type": type(error).__name__, "at": places(error)})
         return 1
     return 0

@@ -172,10 +172,12 @@ def test_what_the_server_refuses_is_not_published(call: Call, jobs: Jobs, upload
     unloaded = call("DELETE", "/v1/backbones/other")
     assert unloaded.status_code == 409 and f"job {gone.id}" in unloaded.json()["error"]["message"]
     jobs.runner.start()
-    for job, part in ((gone, "not loaded any more"), (broken, "task file"), (large, "class")):
+    for job, part in ((broken, "task file"), (large, "class")):
         item = finished(call, job.id)
-        assert item["state"] == "failed" and part in item["problem"]
+        assert item["state"] == "failed" and part in item["problem"] and "in the job's folder" in item["problem"]
     assert call("GET", "/v1/tasks/gone").status_code == 404
+    assert not gone.state.is_finished, "its backbone may be loaded again, here or by another server"
+    assert call("DELETE", f"/v1/jobs/{gone.id}").status_code == 202 and finished(call, gone.id)["state"] == "cancelled"
     assert call("DELETE", "/v1/backbones/other").status_code == 404, "no job is in the way any more"
 
 
@@ -304,8 +306,11 @@ def test_a_backbone_is_trained_further(call: Call, jobs: Jobs, kept: dict[str, P
     answer = call("POST", "/v1/jobs/further-pretrain", params=asked, content=b"the library reads files\n" * 16)
     assert (answer.json()["new_backbone"], answer.json()["task"]) == ("domain", None)
     assert 'jpets_jobs{state="queued"} 1.0' in call("GET", "/metrics").text
+    job = jobs.folders.get(answer.json()["id"])
+    without = Jobs(jobs.folders.path, jobs._services, lambda job: [], outlines_of)  # of a server without --backbones
+    assert jobs._is_runnable(job) and not without._is_runnable(job)
     jobs.runner.start()
-    item = finished(call, answer.json()["id"])
+    item = finished(call, job.id)
     assert (item["state"], item["version"]) == ("succeeded", None), item["problem"]
     assert (item["progress"]["step"], sorted(item["scores"])) == (2, ["first_loss", "last_loss"])
     made = load_backbone(kept["domain"])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable
 
+import jax
 import pytest
 from fake_jobs import KEPT, Published, add, command_of, finished, wait_for
 
+from jpets.access import DEFAULT_TENANT
+from jpets.app.jobs import process
 from jpets.errors import OutOfSpace
 from serving.jobs.folder import JobFolder, JobFolders, JobState
+from serving.jobs.request import Extract
 from serving.jobs.runner import JobRunner
 from serving.jobs.states import JobProgress
 
@@ -46,6 +51,14 @@ def test_a_job_waits_for_what_the_system_lacks(jobs: JobFolders, published: Publ
     runner.close()
 
 
+def test_a_platform_that_is_not_there_is_the_problem(jobs: JobFolders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It will not be otherwise next time."""
+    monkeypatch.setattr(process, "do", lambda *_: jax.local_devices(backend="gpus"))
+    job = add(jobs)
+    assert process._work(job, []) == 0
+    assert job.result is not None and "--job-platform" in str(job.result.problem)
+
+
 def test_a_job_that_gets_further_each_time_is_not_given_up(
     jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
 ) -> None:
@@ -78,6 +91,23 @@ def test_a_finished_job_of_another_version_is_freed(jobs: JobFolders, make_runne
     (old.path / "request.json").write_text('{"kind": "of another version"}')
     make_runner()
     wait_for(lambda: not list(old.path.glob("data.*")))
+
+
+def test_what_was_taken_in_is_read_though_it_would_be_refused_now(jobs: JobFolders) -> None:
+    with jobs.draft(Extract(task="topic", method="lora"), DEFAULT_TENANT) as draft:
+        draft.data.write_text("")
+        job = jobs.commit(draft)
+    stored = job.path / "request.json"
+    document = json.loads(stored.read_text()) | {"density": 0.02, "energy": 0.5, "rank": 16}
+    stored.write_text(json.dumps(document))
+    request = job.request
+    assert isinstance(request, Extract) and (request.density, request.energy, request.rank) == (0.02, 0.5, 16)
+    for changes, told in (
+        ({"rank": 8, "energy": None}, "density is an option of method diff"),
+        ({"density": 0.005}, "rank or energy"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            Extract.model_validate(document | changes)
 
 
 def test_a_job_that_ends_where_others_ended_gets_no_further(jobs: JobFolders) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_jobs_are_published_in_their_order(
     second = add(jobs, runner=runner)
     done = [finished(first), finished(second)]
     assert [(item.state, item.version, item.attempts) for item in done] == [("succeeded", 1, 1), ("succeeded", 2, 1)]
-    assert (done[0].held_out_loss, done[0].problem, published.again) == (0.5, None, [False, False])
+    assert (done[0].held_out_loss, done[0].problem, published.asked) == (0.5, None, 2)
     assert done[0].created <= str(done[0].started) <= str(done[0].finished)
     assert [job.id for job in jobs.all()] == [second.id, first.id]
     assert {path.name for path in first.path.iterdir()} == KEPT
@@ -55,7 +56,7 @@ def test_a_job_that_fails_publishes_nothing(
     runner = make_runner()
     item = finished(add(jobs, data, runner))
     assert item.state == "failed" and problem in str(item.problem) and item.version is None
-    assert not published.again
+    assert not published.asked
 
 
 def test_a_process_that_was_killed_goes_on(
@@ -91,7 +92,7 @@ def test_what_a_dead_server_may_have_published_is_looked_for(
     (job.path / "result.json").write_text(json.dumps({"held_out_loss": None}))
     job.change(state="running", publishing=True, attempts=1)
     make_runner()
-    assert (finished(job).state, published.again, published.files) == ("succeeded", [True], ["done"])
+    assert (finished(job).state, published.asked, published.files) == ("succeeded", 1, ["done"])
 
 
 def test_a_task_that_cannot_be_published_fails_its_job(
@@ -100,11 +101,14 @@ def test_a_task_that_cannot_be_published_fails_its_job(
     published.errors = [InvalidTask("the task is damaged"), Saturated("later")]
     runner = make_runner()
     item = finished(add(jobs, runner=runner))
-    assert (item.state, item.problem, len(published.again)) == ("failed", "the task is damaged", 2)
+    told = "the task is damaged; what it made is in the job's folder"
+    assert (item.state, item.problem, published.asked) == ("failed", told, 2)
     assert finished(add(jobs, runner=runner)).state == "succeeded"
 
 
-@pytest.mark.parametrize("error", [Conflict("the task is another's"), NotFound("its backbone is not loaded any more")])
+@pytest.mark.parametrize(
+    "error", [Conflict("the task is another's"), NotFound("its backbone is gone"), InvalidTask("of another backbone")]
+)
 def test_what_may_be_published_by_hand_is_kept(
     jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published, error: JpetsError
 ) -> None:
@@ -121,7 +125,57 @@ def test_what_a_job_made_waits_for_the_engine(
 ) -> None:
     published.errors = [EngineFailure("the engine is not running"), EngineFailure("the engine is not running")]
     make_runner()
-    assert finished(add(jobs)).state == "succeeded" and len(published.again) == 3
+    assert finished(add(jobs)).state == "succeeded" and published.asked == 3
+
+
+def test_a_job_that_cannot_be_published_keeps_no_other_back(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
+) -> None:
+    """As on a full disk: it waits longer each time, and can be cancelled meanwhile."""
+    stuck = add(jobs, "wait")
+    published.errors = []
+
+    def full(job: JobFolder) -> int:
+        if job.id == stuck.id:
+            raise OutOfSpace("the disk is full")
+        return published(job)
+
+    stuck.task_file.write_text("done")
+    (stuck.path / "result.json").write_text(json.dumps({"held_out_loss": None}))
+    stuck.change(state="running", publishing=True, attempts=1)
+    runner = JobRunner(jobs, command_of, full, back_off=0.05)
+    runner.start()
+    others = [add(jobs, runner=runner) for _ in range(3)]
+    assert [finished(other).state for other in others] == ["succeeded"] * 3
+    assert not stuck.state.is_finished and runner._put_offs[stuck.id].times >= 1
+    wait_for(lambda: runner._put_offs[stuck.id].times >= 3)
+
+    def cancelled() -> bool:
+        with contextlib.suppress(Conflict):
+            runner.cancel(stuck)
+            return True
+        return False
+
+    wait_for(cancelled)
+    assert finished(stuck).state == "cancelled"
+    runner.close()
+
+
+def test_what_was_being_published_waits_for_a_server_that_can(jobs: JobFolders, published: Published) -> None:
+    """A server without the job's backbone would fail it."""
+    job = add(jobs)
+    job.task_file.write_text("done")
+    (job.path / "result.json").write_text(json.dumps({"held_out_loss": None}))
+    job.change(state="running", publishing=True, attempts=1)
+    able = threading.Event()
+    runner = JobRunner(jobs, command_of, published, runnable=lambda job: able.is_set())
+    runner.start()
+    time.sleep(0.3)
+    assert not job.state.is_finished
+    able.set()
+    runner.wake()
+    assert finished(job).state == "succeeded" and published.files == ["done"]
+    runner.close()
 
 
 def test_jobs_are_cancelled(jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published) -> None:
@@ -134,7 +188,7 @@ def test_jobs_are_cancelled(jobs: JobFolders, make_runner: Callable[[], JobRunne
     assert finished(running).state == "cancelled"
     with pytest.raises(ProcessLookupError):
         os.kill(int((running.path / "pid").read_text()), 0)
-    assert not published.again
+    assert not published.asked
     runner.cancel(running)
     jobs.remove(running)
     for gone in (lambda: jobs.get(running.id), lambda: jobs.remove(running), lambda: jobs.get("../jobs")):
@@ -149,7 +203,7 @@ def test_a_cancelled_job_is_not_published_though_it_is_done(
     (done.path / "result.json").write_text(json.dumps({"held_out_loss": 0.5}))  # its process has not ended yet
     done.ask_to_end()
     runner = make_runner()
-    assert (finished(done).state, published.again) == ("cancelled", [])
+    assert (finished(done).state, published.asked) == ("cancelled", 0)
     published.errors = [Saturated("later")] * 10_000
     waiting = add(jobs, runner=runner)
 
@@ -159,7 +213,7 @@ def test_a_cancelled_job_is_not_published_though_it_is_done(
             return True
         return False
 
-    wait_for(lambda: published.again and cancelled())
+    wait_for(lambda: published.asked and cancelled())
     assert (finished(waiting).state, published.files) == ("cancelled", [])
 
 
@@ -187,7 +241,7 @@ def test_a_task_that_could_not_be_published_is_not_made(jobs: JobFolders, publis
 def test_nobody_cancels_what_is_being_published(jobs: JobFolders, tmp_path: Path) -> None:
     started, ended = threading.Event(), threading.Event()
 
-    def publish(job: JobFolder, again: bool) -> int:
+    def publish(job: JobFolder) -> int:
         started.set()
         assert ended.wait(10)
         return 1
@@ -208,7 +262,7 @@ def test_another_server_cannot_cancel_what_is_just_being_published(
 ) -> None:
     asked: list[Future[None]] = []
 
-    def publish(job: JobFolder, again: bool) -> int:
+    def publish(job: JobFolder) -> int:
         wait(asked, timeout=10)
         return 1
 

@@ -65,7 +65,7 @@ def test_a_job_that_is_cancelled_before_its_next_attempt_stays_cancelled(
         wait_for(lambda: runner._current is None)
     finally:
         runner.close()
-    assert (job.state.state, job.state.attempts, published.again) == ("cancelled", 1, [])
+    assert (job.state.state, job.state.attempts, published.asked) == ("cancelled", 1, 0)
 
 
 def test_a_job_that_another_user_owns_stops_no_other(
