@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 from jpets.engine.interface import Serves
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.errors import InvalidTask, JpetsError, NotFound, OutOfSpace, Preparing, Saturated, UnknownClass, one_line
+from jpets.errors import (
+    EngineFailure,
+    InvalidTask,
+    JpetsError,
+    NotFound,
+    OutOfSpace,
+    Preparing,
+    Saturated,
+    UnknownClass,
+    one_line,
+)
 from jpets.types import Task, TaskName
 from serving.hosted.layout import Known, layout_of
 from serving.hosted.read_ahead import ReadAhead
@@ -21,6 +31,8 @@ from serving.hosted.served import ServedTasks
 
 log = logging.getLogger(__name__)
 
+RETRY_SECONDS, MOST_RETRY_SECONDS = 60.0, 3600.0
+"""Seconds after which classes are asked for again that could not be had; each further time twice as long."""
 SOON = 0.2
 """Seconds that a look for changes waits for versions to be read, all of them together."""
 
@@ -57,6 +69,11 @@ class Preparations:
         """Tasks that were taken in and wait for their classes, or that failed to get them."""
         self._finishing = ThreadPoolExecutor(1, "jpets-prepare")
         """One at a time: thousands may wait for one class, and each is read whole."""
+        self._failed: list[tuple[Serves, Known, bool]] = []
+        """What gets another try by the timer, and whether it came by this service."""
+        self._timer: threading.Timer | None = None
+        self._retry_seconds = RETRY_SECONDS
+        self._retrying = threading.Lock()
 
     def get(self, name: TaskName) -> Preparation | None:
         """The state of a version that waits for classes which the engine does not have yet."""
@@ -169,6 +186,9 @@ class Preparations:
 
     def close(self) -> None:
         """What waits is not looked at any more."""
+        with self._retrying:
+            if self._timer is not None:
+                self._timer.cancel()
         self._finishing.shutdown(wait=False, cancel_futures=True)
         self._ahead.close()
 
@@ -195,8 +215,32 @@ class Preparations:
                 self.again(name)
             except Exception as error:  # noqa: BLE001 (any other error is the answer to the task's queries)
                 problem = error
-            if problem is not None and not self._tasks.closing:
+            if problem is None:
+                self._retry_seconds = RETRY_SECONDS
+            elif isinstance(problem, (Saturated, EngineFailure)) and not self._tasks.closing:
+                self._try_again(engine, known, problem, own)
+            elif not self._tasks.closing:
                 self._give_up(engine, known, problem, own)
+
+    def _try_again(self, engine: Serves, known: Known, problem: JpetsError, own: bool) -> None:
+        """Asks for the classes of a task again later: they could not be had now, such as for a process that was
+        killed. The task is still being prepared until then."""
+        log.warning("the classes of a task cannot be had now", extra={"task": known.name.id, "why": problem.message})
+        with self._retrying:
+            self._failed.append((engine, known, own))
+            if self._timer is None:
+                self._timer = threading.Timer(self._retry_seconds, self._retry)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _retry(self) -> None:
+        with self._retrying:
+            failed, self._failed, self._timer = self._failed, [], None
+            self._retry_seconds = min(2 * self._retry_seconds, MOST_RETRY_SECONDS)
+        for engine, known, own in failed:
+            with self._tasks.locks.hold(known.name):
+                if not self._tasks.closing and self._waiting.get(known.name) == Preparation(known.version):
+                    self._wait_for(engine, known, engine.prepare(known.classes or ()), own=own)
 
     def _give_up(self, engine: Serves, known: Known, problem: BaseException, own: bool) -> None:
         """A service does not keep a task of its own that has no room: the next start would have one task too many for

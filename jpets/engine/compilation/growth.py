@@ -18,7 +18,7 @@ from jpets.engine.device.memory import WORKING_SHARE, DeviceMemory, banks_bytes,
 from jpets.engine.device.replica import Generation, Replica
 from jpets.engine.programs.program import ProgramKey
 from jpets.engine.tasks.table import TaskTable
-from jpets.errors import SHUTTING_DOWN, OutOfSpace, Saturated
+from jpets.errors import SHUTTING_DOWN, EngineFailure, OutOfSpace, Saturated
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +102,12 @@ class Growth:
                 raise Saturated(SHUTTING_DOWN)
             if keys:
                 self._open(keys)
-        finally:
+        except (EngineFailure, Saturated):  # whoever asks again may get them
+            raise
+        except BaseException:
             self._tasks.fitting.expect_no_more(wanted)
+            raise
+        self._tasks.fitting.expect_no_more(wanted)
 
     def _open(self, keys: Sequence[ClassKey]) -> None:
         absent = [key for key in keys if key not in self._replica.banks]  # an earlier try may have added some

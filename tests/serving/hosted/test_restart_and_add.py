@@ -20,8 +20,8 @@ from jpets.config import EngineSettings
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.compilation.growth import Growth
 from jpets.engine.engine import Engine
-from jpets.errors import OutOfSpace, Saturated, UnknownClass
-from jpets.types import Task
+from jpets.errors import EngineFailure, JpetsError, OutOfSpace, Saturated, UnknownClass
+from jpets.types import Task, TaskName
 from serving.hosted.preparations import Preparations
 from serving.hosted.repository import Validator
 from serving.hosted.service import Service
@@ -153,6 +153,44 @@ def test_a_shape_without_room_is_told_and_not_kept(
     assert answer.status_code == (200 if before else 507)
     assert ask(call, "topic").status_code == (200 if before else 404)
     assert len(list(call("GET", "/v1/tasks").json()["tasks"])) == before
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("error", [EngineFailure("a program could not be compiled"), Saturated("no progress")])
+def test_a_shape_that_cannot_be_had_now_comes_later(
+    start: Start,
+    make_task: Callable[..., Task],
+    settings: ServingSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    error: JpetsError,
+    *,
+    own: bool,
+) -> None:
+    """As where the process that compiles was killed: neither an upload nor a restart is needed."""
+    service = start()
+    call, opened = client(service, settings), Growth._open
+    service.preparations._retry_seconds = 0.5
+    errors = [error, error]
+
+    def failing(growth: Growth, keys: Any) -> None:
+        if errors:
+            raise errors.pop()
+        opened(growth, keys)
+
+    monkeypatch.setattr(Growth, "_open", failing)
+    if own:
+        assert put(call, make_task("topic")).status_code == 202
+    else:
+        service.repository.put("topic", memoryview(task_to_bytes(make_task("topic"))))
+        service.following.refresh()
+    found = []
+    end = time.monotonic() + 60
+    while (answer := ask(call, "topic")).status_code != 200:
+        found.append(answer.json()["error"]["code"])
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert set(found) == {"preparing"} and not errors
+    assert service.preparations.get(TaskName("default", "topic")) is None
 
 
 def test_an_upload_that_fails_costs_no_older_version(
