@@ -21,7 +21,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family
 from jpets.errors import InvalidTask
-from jpets.types import Classification, Embedding, Preprocessing, Query, Task
+from jpets.types import Classification, Embedding, Head, Preprocessing, Query, Task
 
 METHODS = ("adapter", "bitfit", "mask", "prefix", "prompt")
 DOMAINS = (("games", IN_DOMAIN, 2), ("science", ("words of science",), 3))
@@ -103,11 +103,21 @@ def test_an_empty_text_and_an_unknown_id_are_refused(served: Served) -> None:
 
 
 def test_the_plain_backbone_embeds_by_the_root(served: Served) -> None:
-    _, engine, _ = served
-    one, other = engine.infer([Query(None, "some text"), Query(None, "some text")])
-    assert isinstance(one, Embedding) and isinstance(other, Embedding)
-    np.testing.assert_array_equal(one.embedding, other.embedding)
-    assert np.isfinite(one.embedding).all()
+    """As a task without deltas does that learnt in no domain, and otherwise than one of a domain."""
+    _, engine, tasks = served
+    found = {}
+    for domain in (None, "games"):
+        rule = next(each.preprocessing for each in tasks if (each.preprocessing.domain or "").startswith(domain or ""))
+        rule = dataclasses.replace(rule if domain else tasks[0].preprocessing, domain=rule.domain if domain else None)
+        task = Task(f"bare-{domain}", tasks[0].backbone, (), Head("embedding", pooling="mean"), preprocessing=rule)
+        engine.add_task(task)
+        (answer,) = engine.infer([Query(task.id, "some text of the library")])
+        assert isinstance(answer, Embedding)
+        found[domain] = answer.embedding
+    (plain,) = engine.infer([Query(None, "some text of the library")])
+    assert isinstance(plain, Embedding)
+    np.testing.assert_allclose(plain.embedding, found[None], atol=1e-5)
+    assert np.abs(plain.embedding - found["games"]).max() > 1e-3
 
 
 def test_a_task_of_a_domain_that_is_not_there_is_refused(served: Served) -> None:

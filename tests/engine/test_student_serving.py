@@ -29,7 +29,7 @@ from jpets.engine.batch.bucket import Variant, lone_buckets
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import ProgramKey, compile_program
 from jpets.engine.students.serving import StudentServing
-from jpets.errors import InvalidTask, NotFound, Saturated, UnknownClass
+from jpets.errors import InvalidTask, NotFound, Saturated, TooLarge, UnknownClass
 from jpets.scheduling.costs.measured_profile import MOST_BESIDE
 from jpets.types import Embedding, Failure, Query, Task, TaskName
 
@@ -220,7 +220,7 @@ def test_a_full_queue_takes_the_first_students(serving: Callable[..., StudentSer
     refused.add_task(task)
     limit = own_engine.settings.max_queue
     queries = [Query("group", "a")] * (limit // 2)
-    with pytest.raises(Saturated):
+    with pytest.raises(TooLarge):
         refused.submit(queries)
     assert refused.size._outstanding == 0
     smaller = serving(SizingRule(groups=limit))

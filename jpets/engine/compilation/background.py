@@ -99,6 +99,8 @@ class BackgroundCompiler:
         """Gives up what is compiled now, if that gives way to any program that batches miss."""
         self._idle: threading.Event | None = None
         """The same of what is compiled at a low priority: it gives way to a program that somebody waits for."""
+        self._other: threading.Event | None = None
+        """The same of what is compiled for others."""
         self.idle_seconds: Callable[[], float] = lambda: 0.0
         """Seconds since the device had something to do."""
         self._thread = threading.Thread(target=self._work, name="jpets-compile", daemon=True)
@@ -116,8 +118,8 @@ class BackgroundCompiler:
         """Notes that a batch would have been ``seconds`` faster in ``key``."""
         with self._changed:
             self._wanted.miss(key, seconds)
-            if self._hurried:
-                self.process.hurry()
+            if self._hurried and not self.process.hurry() and self._other is not None:
+                self.process.give_up(self._other)
             if self._wanted.most(self._least()) is not None:
                 self._changed.notify_all()
                 if self._spare is not None and self._missed() is not None:
@@ -145,6 +147,8 @@ class BackgroundCompiler:
                 self.process.give_up(self._spare)
             elif not self.process.hurry() and self._idle is not None:
                 self.process.give_up(self._idle)
+            if self._other is not None:
+                self.process.give_up(self._other)
             self._changed.notify_all()
             return done
 
@@ -160,17 +164,20 @@ class BackgroundCompiler:
 
     def compile_other(self, family: Family, key: ProgramKey) -> Program | None:
         """A program of another family than the engine's, which is not kept. It waits while batches miss programs of the
-        engine's, up to ``MOST_WAIT`` seconds. None where it could not be had; raises ``Saturated`` where the engine
-        closes."""
-        with self._changed:
-            until = time.monotonic() + MOST_WAIT
-            while not self._closed and time.monotonic() < until:
-                if not self._hurried and self._wanted.most(self.compile_seconds * IDLE_SHARE) is None:
-                    break
-                self._changed.wait(LOOK_SECONDS)
-        seconds = None if self._closed else self.process.compile(family, key)
-        with self._changed:
-            self._changed.notify_all()  # the process may now have to end
+        engine's, up to ``MOST_WAIT`` seconds at a time, and gives way to one that is needed more. None where it could
+        not be had; raises ``Saturated`` where the engine closes. For one thread."""
+        while True:
+            with self._changed:
+                until = time.monotonic() + MOST_WAIT
+                while not self._closed and time.monotonic() < until and self._needs_cores:
+                    self._changed.wait(LOOK_SECONDS)
+                unless = self._other = threading.Event()
+            seconds = None if self._closed else self.process.compile(family, key, unless=unless)
+            with self._changed:
+                self._other = None
+                self._changed.notify_all()  # the process may now have to end
+            if self._closed or seconds is not None or not unless.is_set():
+                break
         if self._closed:
             raise Saturated(SHUTTING_DOWN)
         if seconds is None:
@@ -178,6 +185,12 @@ class BackgroundCompiler:
         program = self._store.load(family, key)
         self._store.forget(family, key)
         return program
+
+    @property
+    def _needs_cores(self) -> bool:
+        """Whether batches, or tasks that came, miss programs of the engine's."""
+        missed = self._wanted.most(self.compile_seconds * IDLE_SHARE) is not None
+        return missed or self._hurried or bool(self._needed)
 
     @property
     def waiting(self) -> int:

@@ -20,7 +20,10 @@ def choose_devices(text: str, together: int = 1) -> Sequence[jax.Device]:
     if text == "all":
         text = str(len(found))
     try:
-        numbers = [int(part) for part in text.split(",") if part.strip()] if "," in text else list(range(int(text)))
+        if "," in text:
+            numbers = [int(part) for part in text.split(",") if part.strip()]
+        else:
+            numbers = list(range(min(int(text), len(found) + 1)))  # one too many is refused, however many are asked
     except ValueError:
         raise InvalidInput(
             f"--devices: expected all, how many, or numbers like 0,2, got {text[:64]!r}; {kinds}"

@@ -119,9 +119,10 @@ class Balancer:
             self._window.observe(device, float(waited), seconds)
         self._waited, self._looks = np.zeros(len(self._members)), 0
         called = self._window.calls()
-        homes = {name: home.devices for name in called if (home := self._homes.get(name)) is not None}
-        calls = {name: called[name] for name in homes}
         live = [device for device, member in enumerate(self._members) if member.live] or range(len(self._members))
+        homes = {name: home.devices for name in called if (home := self._homes.get(name)) is not None}
+        homes = {name: own for name, own in homes.items() if not set(own).isdisjoint(live)}  # others wait for rescue
+        calls = {name: called[name] for name in homes}
         placement = [[name for name, own in homes.items() if device in own] for device in live]
         weights = {name: weight for name in calls if (weight := self._weight(name, homes[name])) is not None}
         self.allowance.grow(seconds)

@@ -33,6 +33,7 @@ from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import JpetsError, NotFound, OutOfSpace, Preparing, UnknownClass
 from jpets.free_memory import usual_programs_mb
+from jpets.results import CACHE
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
 
@@ -127,7 +128,8 @@ class EngineGroup(Serves):
         with self._readers.reading():
             futures = submit_parts(queries, self._routed(queries, tenant), send)
         if self.balancer.watches:
-            self.homes.called(Counter(name for query in queries if (name := query.task_name(tenant)) is not None))
+            asked = (q.task_name(tenant) for q, own in zip(queries, futures, strict=True) if not _was_kept(own))
+            self.homes.called(Counter(name for name in asked if name is not None))
         return futures
 
     def _routed(self, queries: Sequence[Query], tenant: str) -> Mapping[int, Sequence[int]]:
@@ -319,6 +321,14 @@ class EngineGroup(Serves):
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
         home = self.homes.get(TaskName(tenant, id))
         return home.devices if home is not None else ()
+
+
+def _was_kept(answer: Future[Result]) -> bool:
+    """Whether an answer came from the response cache: that is no work of a device."""
+    if not answer.done() or answer.cancelled() or answer.exception() is not None:
+        return False
+    timing = answer.result().timing
+    return timing is not None and timing.program == CACHE
 
 
 def _start(member: Engine, progress: Progress = lambda what, done, total: None) -> None:

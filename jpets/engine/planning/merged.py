@@ -18,6 +18,7 @@ from jpets.engine.device.memory import GIGABYTE, DeviceMemory, is_out_of_memory,
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.network import Params
 from jpets.engine.tasks.entries import Resident
+from jpets.errors import Saturated
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,8 @@ class MergedCopies:
         self.most = int(budget // self._size)
         self._saved: dict[Resident, tuple[float, float]] = {}
         """(seconds, when): halved with every half-life since then."""
-        self._failed: set[Resident] = set()
+        self._failed: dict[Resident, float] = {}
+        """Tasks that could not be merged, and the time before which that is not tried again."""
         self._rests_until = 0.0
         """Time before which no copies are made: there was no memory for them."""
         self._changed = threading.Condition()
@@ -91,7 +93,8 @@ class MergedCopies:
 
     def may_have(self, resident: Resident) -> bool:
         """Whether there is, or could be, a copy of a task."""
-        return resident not in self._failed and not resident.removed and time.monotonic() >= self._rests_until
+        not_before = max(self._failed.get(resident, 0.0), self._rests_until)
+        return not resident.removed and time.monotonic() >= not_before
 
     def clear(self) -> None:
         """Frees all their memory: something else needs it more."""
@@ -135,8 +138,9 @@ class MergedCopies:
             log.exception("a task could not be merged")
             if is_out_of_memory(error):
                 self.clear()
-            else:
-                self._failed.add(resident)
+            else:  # a storage that is away comes back
+                passes = isinstance(error, (Saturated, OSError))
+                self._failed[resident] = time.monotonic() + REST if passes else math.inf
         with self._changed:
             wanted = copy is not None and not resident.removed and self._rests_until < start
             self._keep({**self.copies, resident: copy} if wanted else self.copies)  # type: ignore[dict-item]
@@ -156,7 +160,7 @@ class MergedCopies:
             self._saved.pop(resident, None)
         if any(resident in self.copies for resident in gone):
             self._keep({resident: copy for resident, copy in self.copies.items() if not resident.removed})
-        self._failed = {resident for resident in self._failed if not resident.removed}
+        self._failed = {own: until for own, until in self._failed.items() if until > now and not own.removed}
         hot = {r: self._hotness(r, now) for r in self._saved if r not in self.copies and r not in self._failed}
         if not hot or now < self._rests_until:
             return None

@@ -18,7 +18,7 @@ from jpets.engine.queue.cold import ColdBacklogs
 from jpets.engine.queue.making_room import dispensable
 from jpets.engine.queue.pending import Pending
 from jpets.engine.tasks.entries import Entry, Resident
-from jpets.errors import SHUTTING_DOWN, Saturated
+from jpets.errors import SHUTTING_DOWN, Saturated, TooLarge
 from jpets.types import Result
 
 WINDOW = 1024
@@ -61,7 +61,7 @@ class PendingQueue:
         return len(self._cold)
 
     def put(self, items: Sequence[Pending]) -> list[Pending]:
-        """Adds a tenant's queries. Raises ``Saturated`` when full or closed.
+        """Adds a tenant's queries. Raises ``Saturated`` when full or closed, ``TooLarge`` for more than may ever wait.
 
         A full queue makes room for a tenant with few waiting queries: it pushes out the least urgent queries of tenants
         with more, of no higher priority. These are returned for the caller to answer.
@@ -69,6 +69,11 @@ class PendingQueue:
         with self.changed:
             if self.closed:
                 raise Saturated(SHUTTING_DOWN)
+            if len(items) > self._limit:
+                raise TooLarge(
+                    f"{len(items)} queries came together and at most {self._limit} may wait (--max-queue); send fewer "
+                    "at a time"
+                )
             excess = len(self._waiting) + len(items) - self._limit
             pushed = self._make_room(items[0].party, len(items), excess) if excess > 0 else []
             for pending in items:

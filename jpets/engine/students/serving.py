@@ -28,7 +28,7 @@ from jpets.engine.students.sizing import GroupSize, Together
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.workloads.registry import network_of
-from jpets.errors import JpetsError, NotFound, Saturated
+from jpets.errors import JpetsError, NotFound, Saturated, TooLarge
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
 
 
@@ -165,7 +165,7 @@ class StudentServing(Serves):
         """Where the queue has no room for all students, it may have some for the first ones."""
         try:
             return send([one for own in parts for one in own])
-        except Saturated:
+        except (Saturated, TooLarge):
             if self.size.rule.fixed or all(len(own) == 1 for own in parts):
                 raise
             for own in parts:

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import jax
@@ -326,6 +327,41 @@ def test_programs_that_only_measure_wait_for_those_that_batches_miss(
     compiler.want(unlisted(7), compiler.compile_seconds)
     assert compiler.compile_other(compiler._replica.family, unlisted(6)) is not None
     assert order == [7, 6]
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_programs_that_only_measure_give_way(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch, *, missed: bool
+) -> None:
+    """Also where a process may not take back its own low priority: they are compiled once the others are there."""
+    rate = [0.0]
+    monkeypatch.setattr(Wanted, "rate", property(lambda self: rate[0]))
+    monkeypatch.setattr(compiler.process, "hurry", lambda: False)
+    measured, other = unlisted(44 + 2 * missed), unlisted(45 + 2 * missed)
+    begun, compile, order = threading.Event(), compiler.process.compile, list[int]()
+
+    def slow(family: Family, key: ProgramKey, *, niceness: int = IDLE, unless: threading.Event | None) -> float | None:
+        order.append(key.bucket.tokens)
+        if len(order) == 1:
+            assert unless is not None
+            begun.set()
+            assert unless.wait(10)
+            return None
+        return compile(family, key, niceness=niceness, unless=unless)
+
+    monkeypatch.setattr(compiler.process, "compile", slow)
+    with ThreadPoolExecutor(1) as beside:
+        found = beside.submit(compiler.compile_other, compiler._replica.family, measured)
+        assert begun.wait(10)
+        if missed:
+            rate[0] = 2 * HURRY_RATE
+            compiler.want(other, compiler.compile_seconds)
+            wait_until(lambda: compiler._replica.has_program(other))
+            rate[0] = 0.0
+        else:
+            compiler.need(other).result(60)
+        assert found.result(60) is not None
+    assert order == [key.bucket.tokens for key in (measured, other, measured)]
 
 
 def test_programs_that_only_measure_do_not_wait_for_ever(

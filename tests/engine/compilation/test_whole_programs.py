@@ -65,7 +65,7 @@ def test_the_program_that_took_most_time_becomes_one_function(own: Engine, tmp_p
 
     with Engine(shallow(), [TASK], SETTINGS, cache_dir=tmp_path).start() as again:
         kept = {each.key: each for each in again.replica.programs}
-        assert program.key not in kept or not kept[program.key].chained, "the next start has it so"
+        assert not kept[program.key].chained, "the next start has it so"
         np.testing.assert_allclose(logits(again), before, atol=1e-5)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, random_delta, shallow
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, random_delta, shallow, wait_until
 
 from jpets.deltas import METHODS, class_method
 from jpets.deltas.operators import Operators, usual_operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, Variant, make_variant
 from jpets.engine.batch.rows import Row
+from jpets.engine.costs import idle_measurement
 from jpets.engine.costs.bench import Bench
 from jpets.engine.costs.correction import Correction
 from jpets.engine.costs.cost_table import CostTable
@@ -24,9 +27,10 @@ from jpets.engine.costs.live_profile import CERTAIN, LiveProfile
 from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import first_device
-from jpets.engine.programs.program import Family, ProgramKey
+from jpets.engine.programs.program import Family, Program, ProgramKey
 from jpets.engine.programs.shared_file import SharedFile
 from jpets.engine.workloads.encoder_network import EncoderNetwork
+from jpets.errors import Saturated
 from jpets.scheduling.costs.measured_profile import Grid
 
 
@@ -103,6 +107,55 @@ def test_measured_figures_take_the_place_of_coarse_ones(tmp_path: Path) -> None:
     assert profile.seconds(used(mask)) == profile.certain_seconds(used(mask)) == pytest.approx(0.1)
     assert profile.seconds(used(mask, mask)) == pytest.approx(0.1), "rows of a task share its cost"
     assert profile.seconds(used(mask, diff)) == pytest.approx(0.1 + coarse)
+
+
+def test_a_class_learns_from_the_batches_that_use_it(
+    tmp_path: Path, known_costs: Mapping[str, Callable[..., None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that take twice as long as predicted: in the end its figure is twice as high, and that of no other."""
+    monkeypatch.setattr(LiveProfile, "ran", known_costs["ran"])
+    mask, diff = class_of("mask"), class_of("diff")
+    profile = profile_of(replica_of(mask, diff), tmp_path)
+    profile.add(figures(str(mask), str(diff), seconds=0.1))
+    key = ProgramKey(Bucket(64, ((4, 16),)), make_variant({mask: 8, diff: 8}))
+    program = Program(key, mock.Mock())
+    program.seconds = 1e-4
+    before = profile.current
+    profile.ran(used(mask), program, 0.1 * 1.01)
+    assert profile.current is before, "not worth telling"
+    for _ in range(200):
+        profile.ran(used(mask), program, 0.2)
+    assert profile.seconds(used(mask)) == pytest.approx(0.2, rel=0.05)
+    assert profile.seconds(used(diff)) == pytest.approx(0.1)
+    profile._costs._timed[key] = 0.01
+    for _ in range(200):
+        profile.ran(used(), program, 0.02)
+    assert profile.seconds(used(diff)) == pytest.approx(0.2, rel=0.05), "the machine is half as fast"
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_an_engine_measures_its_classes_by_itself(
+    tmp_path: Path,
+    program_cache: Path,
+    known_costs: Mapping[str, Callable[..., None]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    background: bool,
+) -> None:
+    monkeypatch.setattr(idle_measurement.IdleMeasurement, "start", known_costs["start"])
+    asked = mock.Mock(side_effect=Saturated("enough"))
+    monkeypatch.setattr(idle_measurement.IdleMeasurement, "_with_bench", asked)
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=background)
+    tasks = [task for task in method_tasks(shallow()) if task.id == "mask"]
+    with Engine(shallow(), tasks, settings, cache_dir=program_cache, buckets=ENGINE_BUCKETS) as own:
+        own.profile._file = SharedFile(tmp_path / "a.json", "figures", Figures.from_json, Figures.to_json)
+        coarse = own.profile.coarse
+        own.start()
+        if background:
+            wait_until(lambda: asked.called, 30)
+            assert {str(key) for key in asked.call_args.args[0]} == coarse
+        else:
+            assert not own._measurement._thread.is_alive() and not asked.called
 
 
 def test_layers_tell_classes_apart(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_mixtures_ask_for_no_program_of_one_text(engine: Engine) -> None:
         engine.intake.prepare(Query(name, text), None, 0, "default") for name, text in zip(NAMES, texts, strict=False)
     ]
     plan = placer.place([item for item in pendings if isinstance(item, Pending)])
-    assert plan.wanted is None or plan.wanted.trunk is None
+    assert plan.wanted is not None and plan.wanted.trunk is None
     engine.intake.give_back(pendings)
 
 

@@ -15,7 +15,7 @@ from jpets.engine.batch.rows import Row
 from jpets.engine.queue.pending import Pending
 from jpets.engine.queue.pending_queue import PendingQueue
 from jpets.engine.tasks.entries import Entry
-from jpets.errors import Saturated
+from jpets.errors import Saturated, TooLarge
 from jpets.scheduling.order.order import due
 
 
@@ -142,6 +142,14 @@ def test_tenants_that_went_away_are_forgotten(queue: PendingQueue) -> None:
     assert len(backlog._places) <= 3
     drain(queue, len(queue))
     assert not queue._ready._by_priority
+
+
+def test_more_than_may_ever_wait_are_not_told_to_try_again() -> None:
+    queue = PendingQueue(2, lambda pending: None)
+    with pytest.raises(TooLarge, match="3 queries came together and at most 2 may wait"):
+        queue.put([query() for _ in range(3)])
+    assert len(queue) == 0
+    queue.put([query(), query()])
 
 
 def test_a_cancelled_query_makes_room_at_once() -> None:

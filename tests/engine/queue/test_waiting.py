@@ -149,7 +149,7 @@ def test_a_plan_that_cannot_be_made_costs_its_queries_only(engine: Engine, monke
 
 def test_fixed_batches_and_the_lazy_trigger(tmp_path: object) -> None:
     settings = dataclasses.replace(
-        ENGINE_SETTINGS, policy="fixed", fixed_batch=3, trigger="lazy", lazy_wait=0.2, lazy_size=6, latency_target=100.0
+        ENGINE_SETTINGS, policy="fixed", fixed_batch=3, trigger="lazy", lazy_wait=0.6, lazy_size=6, latency_target=100.0
     )
     with Engine(shallow(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
         own.start()
@@ -157,8 +157,12 @@ def test_fixed_batches_and_the_lazy_trigger(tmp_path: object) -> None:
         assert all(result.error is None for result in results)
         assert own.stats.batches == 2
         (alone,) = own.infer([Query(None, TEXT)])  # fewer than lazy_size: starts when lazy_wait is over
-        assert alone.error is None
-        assert own.stats.batches == 3
+        assert alone.timing is not None and alone.timing.queued >= 0.6
+        first = own.submit([Query(None, TEXT)])
+        second = own.submit([Query(None, TEXT)])
+        assert not wait(first, timeout=0.05).done
+        both = [future.result(60) for future in (*first, *second)]
+        assert [result.error for result in both] == [None, None] and own.stats.batches == 4, "they ran together"
 
 
 def test_a_lazy_server_does_not_wait_past_a_deadline(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +172,7 @@ def test_a_lazy_server_does_not_wait_past_a_deadline(tmp_path: object, monkeypat
     monkeypatch.setattr(Planner, "predicted", lambda planner, waiting: 29.5)
     with Engine(shallow(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
         own.start()
-        own.submit([Query(None, TEXT)])
+        (patient,) = own.submit([Query(None, TEXT)])
+        assert not wait([patient], timeout=0.3).done
         (hasty,) = own.submit([Query(None, TEXT)], deadline=30.0)
         assert hasty.result(60).error is None

@@ -172,9 +172,28 @@ def test_a_starving_task_makes_no_more_leave_than_it_needs(paged: Callable[..., 
     assert_no_slot_lost(engine)
 
 
-def test_without_prefetch_tasks_come_when_nothing_else_is_left(paged: Callable[..., Engine]) -> None:
-    engine = paged(prefetch=False)
-    check_answers(engine, list(range(30)))
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_without_prefetch_tasks_come_when_nothing_else_is_left(paged: Callable[..., Engine], *, prefetch: bool) -> None:
+    engine = paged(prefetch=prefetch)
+    check_answers(engine, list(range(20)))
+    reached, hold = threading.Event(), threading.Event()
+
+    def wait(pendings: object) -> None:
+        reached.set()
+        hold.wait(30)
+
+    engine.hooks.append(wait)
+    running = engine.submit([Query("task-19", TEXT)])
+    assert reached.wait(30)
+    ready = engine.submit([Query("task-19", TEXT)])
+    cold = engine.submit([Query("task-25", TEXT)])
+    if prefetch:
+        wait_until(lambda: engine.loads["task-25"] == 1, 30)  # type: ignore[attr-defined]
+    else:
+        time.sleep(0.3)
+        assert not engine.loads["task-25"]  # type: ignore[attr-defined]
+    hold.set()
+    assert all(future.result(30).error is None for future in (*running, *ready, *cold))
 
 
 def test_tasks_added_by_value_never_leave(paged: Callable[..., Engine]) -> None:
