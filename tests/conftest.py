@@ -7,7 +7,7 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -67,9 +67,9 @@ def program_cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def known_costs() -> Iterator[Callable[..., None]]:
+def known_costs() -> Iterator[Mapping[str, Callable[..., None]]]:
     """Programs cost what their arithmetic says, and a millisecond: what tests see must not depend on the seconds that
-    programs took on a busy machine. Gives what follows batches otherwise, for ``learning_costs``.
+    programs took on a busy machine. Gives what learns from batches otherwise, for tests of that.
     """
     from jpets.engine.compilation import readiness  # after the import hook
     from jpets.engine.costs import cost_table, idle_measurement, live_profile
@@ -82,23 +82,27 @@ def known_costs() -> Iterator[Callable[..., None]]:
             else 0.0
         )
 
-    follow = cost_table.CostTable.follow
+    learning: dict[str, Callable[..., None]] = {
+        "follow": cost_table.CostTable.follow,
+        "ran": live_profile.LiveProfile.ran,
+        "start": idle_measurement.IdleMeasurement.start,
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readiness, "measure", measure)
         patch.setattr(cost_table.CostTable, "follow", lambda *_: None)
         patch.setattr(live_profile.LiveProfile, "ran", lambda *_: None)
         patch.setattr(idle_measurement.IdleMeasurement, "start", lambda *_: None)
-        yield follow
+        yield learning
 
 
 @pytest.fixture
-def learning_costs(known_costs: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def learning_costs(known_costs: Mapping[str, Callable[..., None]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs cost what they took when they were tried out, and then what their batches say."""
     from jpets.engine.compilation import readiness
     from jpets.engine.costs import cost_table
 
     monkeypatch.setattr(readiness, "measure", cost_table.measure)
-    monkeypatch.setattr(cost_table.CostTable, "follow", known_costs)
+    monkeypatch.setattr(cost_table.CostTable, "follow", known_costs["follow"])
 
 
 @pytest.fixture

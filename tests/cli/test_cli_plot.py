@@ -48,7 +48,7 @@ def test_a_domain_from_a_text_file_and_a_task_on_it(
 
     data, task = tmp_path / "data.csv", tmp_path / "task.safetensors"
     data.write_text("text,label\n" + "the library reads files,reads\nthe library writes files,writes\n" * 20)
-    arguments = (data, "-o", task, "--backbone", folder, "--domain", "files", "--epochs", 2, "--dtype", "float32")
+    arguments = (data, "-o", task, "--backbone", folder, "--domain", "files", "--epochs", 6, "--dtype", "float32")
     result = run("train", *arguments, "--devices", 2)
     assert result.exit_code == 1 and "trained on by one CPU device" in result.stderr
     result = run("train", *arguments)
@@ -60,7 +60,7 @@ def test_a_domain_from_a_text_file_and_a_task_on_it(
         (answer,) = engine.infer([Query("task", "the library reads files")])
     assert isinstance(answer, Classification) and np.isfinite(answer.logits).all()
     scored = json.loads(run("task", "eval", task, data, "--backbone", folder, "--json").stdout)
-    assert scored["scores"]["accuracy"] >= 0.5
+    assert scored["scores"]["accuracy"] > 0.9
 
     assert run("plot", "delete", folder, "files").exit_code == 0
     result = run("plot", "delete", folder, "files")

@@ -82,9 +82,10 @@ def test_bf16_tokens_point_the_same_way() -> None:
     """Against the reference where it was kept, and against our own f32 states for every token."""
     exact = np.concatenate(hidden_states("float32"))
     rounded = np.concatenate(hidden_states("bfloat16"))
-    assert cosine(exact, rounded).mean() >= 0.9995
+    assert cosine(exact, rounded).mean() >= 0.9995 and cosine(exact, rounded).min() >= 0.998
     kept = np.concatenate([h[p] for h, p in zip(hidden_states("bfloat16"), DATA["positions"], strict=True)])
-    assert cosine(kept, DATA["states"].reshape(kept.shape)).mean() >= 0.9995
+    found = cosine(kept, DATA["states"].reshape(kept.shape))
+    assert found.mean() >= 0.9995 and found.min() >= 0.998
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -113,6 +113,10 @@ def test_every_policy_plans_over_ready_shapes(queue: Queue, name: str) -> None:
     assert COSTS.total(queue, plan) == pytest.approx(whole_time(queue, [b.queries.tolist() for b in plan]))
 
 
+def test_what_fits_alone_is_told() -> None:
+    assert COSTS.alone[1, 8] and not COSTS.alone[1:, -1].all()
+
+
 @given(queues(most=6))
 def test_alone_says_what_always_fits(queue: Queue) -> None:
     longest = int(queue.lengths.max())

@@ -192,6 +192,7 @@ def test_both_answer_alike_under_many_changes(servers: tuple[Server, Server], ma
         beside = stack.enter_context(contextlib.closing(Repository(servers[0].repository.folder)))
         found = asyncio.run(measure(urls, beside, files, rate=20, seconds=2.4))
         kept = [version.digest for task in beside.list()[0] for version in beside.versions(task.id)]
+    assert found["uploads_lost"] == 0
     assert found["changes"].keys() == {"upload", "stored beside", "deletion", "rollback"}
     assert found["changes"]["upload"] == 48 and found["changes"]["stored beside"] == 24
     assert len(set(kept)) == len(kept), "no two files are alike"
