@@ -53,7 +53,7 @@ ALIKE = 3
 STREAM_LOAD, STREAM_SECONDS = 0.5, 20.0
 """Rate of a stream of texts before anything is timed, as a part of what is reached of texts that come together."""
 TARGET = 3.0
-"""Times the median response of an idle server within which 95 % of the answers are to come."""
+"""Times the mean response of an idle server within which 95 % of the answers are to come."""
 
 
 def make_backbone(config: BackboneConfig, layers: int) -> RandomBackbone:
