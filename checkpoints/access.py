@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from checkpoints.catalog import ACCESS, KEYS, LIMITS, Catalog
 from checkpoints.dialects import insert
 from checkpoints.ids import check_id
-from jpets.access import SCOPES, Key, Limits, Scope, digest_of_key
+from jpets.access import MOST_PRIORITY, SCOPES, Key, Limits, Scope, digest_of_key
 from jpets.errors import InvalidInput, NotFound
 from jpets.types import DEFAULT_TENANT
 from jpets.watch import Watch
@@ -97,6 +97,8 @@ class Access:
         for name in ("requests_per_minute", "tokens_per_minute"):
             if (value := getattr(limits, name)) is not None and not 0 < value < 1e12:
                 raise InvalidInput(f"{name}: expected a number above 0 and below 1e12, found {value:g}")
+        if not -MOST_PRIORITY <= limits.priority <= MOST_PRIORITY:
+            raise InvalidInput(f"priority: expected -{MOST_PRIORITY} to {MOST_PRIORITY}, found {limits.priority}")
         with self._catalog.write() as connection:
             new = insert(connection, LIMITS).values(tenant=tenant, **dataclasses.asdict(limits))
             update = {name: new.excluded[name] for name in dataclasses.asdict(limits)}

@@ -12,6 +12,8 @@ Scope = Literal["infer", "manage", "admin"]
 """``infer``: queries. ``manage``: the tenant's tasks and jobs. ``admin``: keys, limits, backbones, domains and metrics,
 which are the whole server's."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
+MOST_PRIORITY = 100
+"""Of a tenant; the least is this below zero."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from jpets.app.commands.tables import commands as plot
 from jpets.app.commands.tasks import commands as task
 from jpets.app.commands.tenants import commands as tenants
 from jpets.app.commands.training import command as train
+from jpets.app.failures import TELLING, as_told
 from jpets.errors import JpetsError, one_line
 from serving.options.options import Options
 from serving.options.sources import check_environment
@@ -47,11 +48,24 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # the reader of a pipe has enough; typer ends quietly
             raise
         except typer.BadParameter as error:
-            error.message = named_by_origin(error.message, ctx.meta[ARGUMENTS])
+            error.message = self._named(error.message, ctx)
             raise
         except (JpetsError, OSError) as error:
-            report_error(named_by_origin(one_line(error), ctx.meta[ARGUMENTS]))
+            report_error(self._named(one_line(error), ctx))
             raise typer.Exit(1) from None
+        except TELLING as error:
+            if (told := as_told(error)) is None:
+                raise
+            report_error(told.message)
+            raise typer.Exit(1) from None
+
+    def _named(self, message: str, ctx: Any) -> str:
+        """A message in which options that the command had from the environment are called by their variables."""
+        command: Any = self
+        for each in ctx.meta[ARGUMENTS]:
+            command = getattr(command, "get_command", lambda *_: None)(ctx, each) or command
+        read = [each.opts[0] for each in command.params if each.envvar is not None]
+        return named_by_origin(message, ctx.meta[ARGUMENTS], read)
 
 
 app = App(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import socket
 import sys
@@ -139,7 +140,7 @@ class DrainingServer(uvicorn.Server):
                 ws="none",
                 server_header=False,
                 backlog=BACKLOG,
-                timeout_graceful_shutdown=round(options.grace),
+                timeout_graceful_shutdown=math.ceil(options.grace),
                 ssl_certfile=options.tls_certificate,
                 ssl_keyfile=options.tls_key,
             )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from serving.options.engine import EngineOptions, no_truth_value
 from serving.options.server import ServerOptions
@@ -19,6 +19,15 @@ class Options(EngineOptions, ServerOptions, frozen=True):
     @classmethod
     def _numbers_are_no_truth_values(cls, given: Any, info: ValidationInfo) -> Any:
         return given if cls.model_fields[str(info.field_name)].annotation is bool else no_truth_value(given)
+
+    @model_validator(mode="after")
+    def _lets_requests_wait(self) -> Self:
+        if "max_inputs" in self.model_fields_set and self.max_inputs > self.max_queue:
+            raise ValueError(
+                f"--max-inputs: expected at most {self.max_queue}, which may wait (--max-queue), "
+                f"found {self.max_inputs}"
+            )
+        return self
 
 
 def read_options(given: Mapping[str, Any], config: Path | None = None) -> Options:

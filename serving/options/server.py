@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -16,6 +16,8 @@ from serving.http.settings import MIB, ConnectionLimits, ServingSettings
 
 MOST_TASK_MB = 512
 """Of a task file that is read (``checkpoints.task_file``)."""
+MOST_BODY_MB = 2047
+"""What gRPC counts the bytes of a message in has 31 bits."""
 
 if TYPE_CHECKING:
     from jpets.engine.batch.bucket import Bucket
@@ -82,17 +84,25 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
     )
     default_task: str | None = Field(None, description="task that answers POST /classify where none is named")
     max_inputs: int = Field(1024, ge=1, description="most texts in a request")
-    max_body_mb: int = Field(2, ge=1, description="largest JSON body in MiB")
+    max_body_mb: int = Field(2, ge=1, le=MOST_BODY_MB, description="largest JSON body in MiB")
     max_task_mb: int = Field(512, ge=1, description="largest task file in MiB; no more than 512 are read")
     max_data_mb: int = Field(512, ge=1, description="largest file to train on in MiB")
     max_bodies_mb: int = Field(64, ge=1, description="most MiB of JSON bodies in memory at a time; more get 503")
     max_connections: int = Field(1024, ge=1, description="most open connections; more get 503")
-    keep_alive: int = Field(75, ge=1, description="seconds that idle connections are kept")
+    keep_alive: int = Field(75, ge=1, le=86400, description="seconds that idle connections are kept")
     job_platform: str = Field("cpu", description="where JAX trains tasks: cpu, cuda ...")
     request_timeout: float = Field(60.0, gt=0, le=3600, description="seconds until 504")
     grace: float = Field(10.0, ge=0, description="seconds that requests get to finish at the end")
     log_level: LogLevel = Field("info", description="least level of the log's lines")
     log_json: bool = Field(False, description="one JSON object a log line")
+
+    @field_validator("backbones", "repository", "cache_dir", "tls_certificate", "tls_key", mode="before")
+    @classmethod
+    def _is_no_empty_path(cls, given: Any) -> Any:
+        """It would be the working folder; a variable of a script may have been empty."""
+        if given == "":
+            raise ValueError("expected a path")
+        return given
 
     @field_validator("backbones", "repository", "cache_dir", "tls_certificate", "tls_key")
     @classmethod

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from jpets.access import Limits, Scope
+from jpets.access import MOST_PRIORITY, Limits, Scope
 from jpets.types import DEFAULT_TENANT
 from serving.http.fields import Text
 from serving.http.responses import FastJSONResponse
@@ -41,7 +41,7 @@ class LimitsRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     requests_per_minute: Number | None = None
     tokens_per_minute: Number | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
 
 
 @router.get(KEYS, response_model=KeyList, summary="List the keys")

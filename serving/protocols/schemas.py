@@ -17,6 +17,10 @@ if TYPE_CHECKING:  # the command line starts faster without these imports
     from serving.jobs.folder import JobFolder
 
 
+MOST_VERSIONS = (1 << 31) - 1
+"""Of a task: what a column of the catalogue holds."""
+
+
 class DeltaSummary(BaseModel):
     method: str
 

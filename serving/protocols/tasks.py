@@ -21,13 +21,12 @@ from jpets.types import TaskName
 from serving.hosted.repository import StoredTask
 from serving.http.fields import Int64, Text
 from serving.http.uploads import FILE_BODY, FILE_TYPE, receive
-from serving.protocols.schemas import TaskDetail, TaskPage, TaskSummary, TaskVersion, VersionPage
+from serving.protocols.schemas import MOST_VERSIONS, TaskDetail, TaskPage, TaskSummary, TaskVersion, VersionPage
 from serving.requests.context import Context, Here
 from serving.requests.routes import JSONRoute
 
 ETAG = re.compile(r'(?:W/)?"?(\d{1,9})"?')
 ANY = "*"
-MOST_VERSIONS = (1 << 31) - 1
 PIECE = 1 << 18
 """Bytes of a task file that are read at a time."""
 

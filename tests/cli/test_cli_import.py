@@ -60,7 +60,6 @@ def test_an_archive_and_another_backbone_name(run: Run, tmp_path: Path) -> None:
 def test_a_refusal_writes_nothing(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "own.safetensors"
     for arguments, message in (
-        ((LORA, "--method", "diff"), "--method is for fully fine-tuned models"),
         ((LORA, "--labels", "x,y"), "labels: expected 3"),
         ((LORA, "--pooling", "mean"), "pooling: expected none"),
         ((LORA.parents[1] / "adapters" / "seq-bn", "--head", "embedding"), "head: expected sequence-classification"),
@@ -75,6 +74,24 @@ def test_a_refusal_writes_nothing(run: Run, tmp_path: Path) -> None:
         assert not out.exists()
     result = run("task", "import", LORA, "-o", tmp_path / "own.bin", "--backbone", BACKBONE)
     assert result.exit_code == 2 and "must be a file that ends in .safetensors" in result.stderr
+
+
+def test_options_that_would_do_nothing_are_refused(run: Run, tmp_path: Path, texts: Path) -> None:
+    full, out = write_full(tmp_path / "full", biases), tmp_path / "own.safetensors"
+    for arguments, message in (
+        ((LORA, "--method", "diff"), "--method: only for fully fine-tuned models"),
+        ((LORA, "--texts", texts), "--texts: only for fully fine-tuned models"),
+        ((full, "--method", "lora", "--density", 0.02), "--density: only with --method diff, found lora"),
+        ((full, "--method", "diff", "--energy", 0.5), "--energy: only with --method lora, found diff"),
+        ((full, "--method", "auto", "--texts", texts, "--rank", 16), "--rank: only with --method lora, found auto"),
+        ((full, "--method", "bitfit", "--agreement", 0.5), "--agreement: only with --method auto, found bitfit"),
+        ((full, "--method", "lora", "--energy", 0.5, "--rank", 4), "give --rank or --energy"),
+        ((full, "--method", "bitfit", "--text-column", "a"), "--text-column: only with --texts"),
+    ):
+        result = run("task", "import", *arguments, "-o", out, "--backbone", BACKBONE)
+        told = " ".join(result.stderr.replace("│", " ").split())
+        assert (result.exit_code, message in told) == (2, True), result.stderr
+        assert not out.exists()
 
 
 def test_what_was_lost_is_reported(run: Run, tmp_path: Path, texts: Path) -> None:

@@ -68,6 +68,21 @@ def test_two_files_of_one_name(run: Run, shallow_folder: Path, task_file: Path, 
     assert "must differ" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "told"),
+    [
+        ("--plot", "costs.txt", "must be a file that ends in .png"),
+        ("--plot", "nowhere/costs.png", "there is no folder"),
+        ("--json", "nowhere/costs.json", "there is no folder"),
+    ],
+)
+def test_outputs_are_looked_at_before_anything_is_measured(
+    run: Run, tmp_path: Path, option: str, name: str, told: str
+) -> None:
+    result = run("profile", "--backbone", "nowhere", option, tmp_path / name)
+    assert result.exit_code == 2 and told in " ".join(result.stderr.replace("│", " ").split())
+
+
 def test_an_unknown_dtype_is_a_usage_error(run: Run) -> None:
     assert run("profile", "--backbone", "any", "--dtype", "int8").exit_code == 2
 

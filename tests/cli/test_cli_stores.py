@@ -97,6 +97,51 @@ def test_a_variable_is_named_where_it_is_wrong(run: Run) -> None:
     assert "nowhere is not a task repository" in result.stderr
 
 
+def test_an_empty_path_is_not_the_working_folder(
+    run: Run, task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a script's variable that is not set."""
+    monkeypatch.chdir(tmp_path)
+    for command in (("task", "add", task_file), ("key", "create"), ("serve", "--demo", "--port", "0")):
+        result = run(*command, "--repository", "")
+        told = " ".join(result.stderr.replace("│", " ").split())
+        assert result.exit_code and "--repository" in told and "expected a" in told, result.output
+    assert not [path for path in tmp_path.iterdir() if path.name in ("blobs", "catalog.sqlite")]
+
+
+def test_a_variable_that_a_command_does_not_read_is_not_named(run: Run, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    arguments = ("task", "import", adapter, "-o", tmp_path / "x.safetensors")
+    result = run(*arguments, env={"JPETS_BACKBONE": "minilm"})
+    assert result.exit_code == 1 and "give --backbone" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://[::1", "must be a URL"),
+        ("http://localhost:port", "must be a URL"),
+        ("ftp://me:secret@host", "must be a URL"),
+        ("http://me:secret@127.0.0.1:1", "without a user or password"),
+    ],
+)
+def test_a_url_that_is_none_is_told_without_its_password(run: Run, url: str, told: str) -> None:
+    result = run("jobs", "list", "--server", url)
+    assert result.exit_code == 2 and "secret" not in result.output
+    assert told in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_numbers_beyond_a_column_are_refused(run: Run, task_file: Path, tmp_path: Path) -> None:
+    kept = ("--repository", tmp_path / "repository")
+    run("task", "add", task_file, *kept)
+    assert run("task", "rollback", task_file.stem, "--version", 1 << 63, *kept).exit_code == 2
+    for priority in (101, -101, 1 << 63):
+        result = run("tenant", "limit", "acme", "--priority", priority, *kept)
+        assert result.exit_code == 1 and "priority: expected -100 to 100" in result.stderr
+
+
 def test_backup_and_restore(run: Run, task_file: Path, tmp_path: Path) -> None:
     used, kept = tmp_path / "used", tmp_path / "kept"
     run("task", "add", task_file, "--repository", used)

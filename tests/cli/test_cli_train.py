@@ -78,6 +78,8 @@ def test_bad_input_is_told_and_nothing_is_written(run: Run, tmp_path: Path, revi
         (reviews, ("--label", "verdict", "--sweep", "1e-4..1e-3", "--rate", 1e-3), "not both", 2),
         (reviews, ("--label", "verdict", "--pooling", "cls", "--from", "x"), "keeps its own", 2),
         (reviews, ("--label", "verdict", "--set", "rank=1000000000"), "rank must be a whole number up to", 1),
+        (reviews, ("--validation", one, "--held-out", 0.3), "--held-out: only without --validation", 2),
+        (reviews, ("--label", "verdict", "--server", "http://127.0.0.1:1"), "--server: only with --task", 2),
     ):
         result = run("train", data, "-o", out, "--text", "review", "--backbone", BACKBONE, *more)
         assert result.exit_code == code and message in result.stderr, result.stderr

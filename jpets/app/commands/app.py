@@ -6,7 +6,7 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +16,8 @@ from jpets.errors import InvalidInput
 from jpets.files import user_path
 from serving.options.sources import PREFIX, named_by
 
-OF_ENVIRONMENT = ("--backbone", "--cache-dir", "--config", "--dtype", "--repository", "--server")
-"""Options of commands that are environment variables too."""
+CACHE_DIR = "--cache-dir"
+"""Its variable is read wherever programs are kept."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -41,11 +41,11 @@ def take_any_encoding() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def named_by_origin(message: str, arguments: Sequence[str]) -> str:
-    """A message about ``--options``; those that come from the environment, not the ``arguments``, are called by their
-    variables."""
+def named_by_origin(message: str, arguments: Sequence[str], options: Iterable[str]) -> str:
+    """A message about ``--options``. Of ``options``, which may come from the environment, those that are not among the
+    ``arguments`` are called by their variables."""
     given = {each.partition("=")[0] for each in arguments}
-    variables = {option: f"{PREFIX}{option[2:].replace('-', '_').upper()}" for option in OF_ENVIRONMENT}
+    variables = {option: f"{PREFIX}{option[2:].replace('-', '_').upper()}" for option in (*options, CACHE_DIR)}
     told = {name: variable for name, variable in variables.items() if os.environ.get(variable) and name not in given}
     return named_by(message, told)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,7 +15,7 @@ import typer
 from jpets.config import DType, EngineSettings
 from jpets.errors import Conflict
 
-SUFFIX = ".safetensors"
+OUTPUT, SUFFIX = "--output", ".safetensors"
 TextColumn = Annotated[str, typer.Option(help="column of the texts")]
 TrainingDType = Annotated[DType, typer.Option(help="of the forward pass")]
 Kept = Annotated[
@@ -35,10 +36,7 @@ def engine_option(name: str, **how: Any) -> Any:
 
 def check_task_output(path: Path) -> None:
     """What would keep a task from being written in the end. Raises ``typer.BadParameter``."""
-    if path.suffix != SUFFIX:
-        raise typer.BadParameter(f"--output must be a file that ends in {SUFFIX}, found {path.name!r}")
-    _check_folder(path.parent)
-    _check_file(path)
+    check_output(OUTPUT, path, (SUFFIX,))
 
 
 def check_tasks_output(folder: Path, ids: Sequence[str]) -> None:
@@ -50,6 +48,21 @@ def check_tasks_output(folder: Path, ids: Sequence[str]) -> None:
         _check_file(folder / f"{id}{SUFFIX}")
 
 
+def check_output(option: str, path: Path, endings: Sequence[str] = ()) -> None:
+    """What would keep a file from being written in the end. Raises ``typer.BadParameter``."""
+    if is_stream(path):
+        return
+    if endings and path.suffix not in endings:
+        raise typer.BadParameter(f"{option} must be a file that ends in {' or '.join(endings)}, found {path.name!r}")
+    _check_folder(path.parent, option)
+    _check_file(path, option)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path is something like ``/dev/stdout``, which is written as it is."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def check_new_folder(folder: Path) -> None:
     """What would keep a folder from being made in the end. Raises ``Conflict``, ``typer.BadParameter``."""
     if folder.exists():
@@ -59,16 +72,30 @@ def check_new_folder(folder: Path) -> None:
         raise typer.BadParameter(f"nothing may be written into {above.name!r}, where {folder.name!r} is to be")
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, option: str = OUTPUT) -> None:
     if not folder.is_dir():
-        raise typer.BadParameter(f"--output: there is no folder {folder.name!r}")
+        raise typer.BadParameter(f"{option}: there is no folder {folder.name!r}")
     if not os.access(folder, os.W_OK):
-        raise typer.BadParameter(f"--output: nothing may be written into the folder {folder.name!r}")
+        raise typer.BadParameter(f"{option}: nothing may be written into the folder {folder.name!r}")
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, option: str = OUTPUT) -> None:
     if path.is_dir():
-        raise typer.BadParameter(f"--output: {path.name!r} is a folder")
+        raise typer.BadParameter(f"{option}: {path.name!r} is a folder")
+
+
+def on_command_line(context: typer.Context, name: str) -> bool:
+    """Whether an option was given there, and not by a variable or a default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_options(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Raises ``typer.BadParameter`` for the first of these parameters that the command line gives: beside others it
+    would do nothing."""
+    for name in filter(partial(on_command_line, context), names):
+        option = next(each.opts[0] for each in context.command.params if each.name == name)
+        raise typer.BadParameter(f"{option}: {why}")
 
 
 def named(given: Sequence[str]) -> dict[str, str]:

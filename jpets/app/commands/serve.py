@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from jpets.app.commands.app import named_by_origin, take_any_encoding
 from jpets.app.commands.output import VersionOption
+from jpets.app.failures import TELLING, as_told
 from jpets.errors import JpetsError, one_line
 from serving.http.logs import set_up_logging
 from serving.options.options import Options
@@ -37,7 +38,7 @@ def serve_command(run: Callable[[Options], None]) -> Callable[..., None]:
         """
         del version
         take_any_encoding()
-        told: Callable[[str], str] = partial(named_by_origin, arguments=sys.argv[1:])
+        told: Callable[[str], str] = partial(named_by_origin, arguments=sys.argv[1:], options=("--config",))
         try:
             sources = read_sources(given, config)
             told = sources.told
@@ -45,8 +46,11 @@ def serve_command(run: Callable[[Options], None]) -> Callable[..., None]:
             for note in sources.notes:
                 log.warning(note)
             run(sources.options)
-        except (JpetsError, OSError) as error:
-            typer.echo(f"jpets: {told(one_line(error))}", err=True)
+        except (JpetsError, OSError, *TELLING) as error:
+            problem = error if isinstance(error, OSError) else as_told(error)
+            if problem is None:
+                raise
+            typer.echo(f"jpets: {told(one_line(problem))}", err=True)
             raise typer.Exit(1) from None
 
     parameters = [_parameter(name, field) for name, field in Options.model_fields.items()]
@@ -71,6 +75,8 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     if get_origin(kind) is Literal:
         about += f": {', '.join(get_args(kind)[:-1])} or {get_args(kind)[-1]}"
         kind = str
+    elif kind is Path:
+        kind, metavar = str, "<path>"  # typer would make the working folder of an empty one
     elif get_origin(kind) in (list, Mapping):
         kind, metavar = list[str], "<str>..."  # Typer's own would cut options' names short
     if kind is bool:

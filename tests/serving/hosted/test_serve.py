@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import signal
@@ -27,7 +28,7 @@ from server_process import ROOT, SMALL, start, url_of
 
 from jpets.app.hosting import make_engine
 from jpets.app.standard import standard_methods, standard_tasks
-from jpets.config import NAMED_BACKBONES
+from jpets.config import NAMED_BACKBONES, SizingRule
 from jpets.deltas import METHODS
 from jpets.deltas.bank import lower_task, tightest
 from jpets.engine.engine import Engine
@@ -39,7 +40,7 @@ from jpets.training.methods import checked_settings
 from jpets.types import Head, Task
 from serving.app import create_app
 from serving.hosted.service import Service
-from serving.http.settings import ServingSettings
+from serving.http.settings import MIB, ServingSettings
 from serving.options.options import read_options
 
 TINY = ROOT / "tests" / "fixtures" / "tiny-bert"
@@ -194,6 +195,49 @@ def test_options_come_from_line_then_environment_then_file(tmp_path: Path, monke
     assert (options.host, options.engine_settings().slots) == ("127.0.0.1", 4)
     assert options.engine_settings().response_cache_mb == 7
     assert options.serving_settings() == ServingSettings()
+
+
+def test_every_option_reaches_the_front(tmp_path: Path) -> None:
+    given = {
+        "request_timeout": 7.5, "max_inputs": 11, "default_task": "topic", "max_body_mb": 3, "max_task_mb": 600,
+        "max_data_mb": 5, "max_bodies_mb": 6, "max_connections": 12, "keep_alive": 8, "students_groups": 3,
+        "students_together": 9, "students_window": 4.0,
+    }  # fmt: skip
+    options = read_options({"demo": True} | given)
+    found = options.serving_settings()
+    assert found == ServingSettings(
+        request_timeout=7.5, max_inputs=11, default_task="topic", max_body_bytes=3 * MIB, max_task_bytes=512 * MIB,
+        max_data_bytes=5 * MIB, max_bodies_bytes=6 * MIB,
+    )  # fmt: skip
+    assert read_options({"demo": True} | {"max_task_mb": 4}).serving_settings().max_task_bytes == 4 * MIB
+    limits = options.connection_limits()
+    assert (limits.most, limits.keep_alive) == (12, 8)
+    assert options.sizing_rule("auto") == SizingRule(3, 9, 4.0, fixed=False)
+    assert options.sizing_rule("steady").fixed and read_options({"demo": True}).sizing_rule("auto") == SizingRule()
+    assert read_options({"demo": True} | {"students": "all"}).sizing_rule("auto").fixed
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"max_queue": 512, "max_inputs": 600}, "--max-inputs: expected at most 512, which may wait"),
+        ({"max_body_mb": 2048}, "--max-body-mb: .*2047"),
+        ({"keep_alive": 86401}, "--keep-alive: .*86400"),
+        ({"repository": ""}, "--repository: expected a path"),
+        ({"backbones": ""}, "--backbones: expected a path"),
+    ],
+)
+def test_options_that_would_do_harm_are_refused(given: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        read_options({"demo": True} | given)
+    file = tmp_path / "jpets.toml"
+    file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items()))
+    with pytest.raises(InvalidInput, match=told.partition(":")[0][2:].replace("-", "_")):
+        read_options({"demo": True}, file)
+
+
+def test_few_may_wait_without_more_being_said() -> None:
+    assert read_options({"demo": True} | {"max_queue": 8}).max_inputs == 1024
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,12 @@ class Server:
     """
 
     def __init__(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise typer.BadParameter(f"--server must be a URL such as http://127.0.0.1:8080, found {url!r}")
+        parts = _split(url)
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            found = "" if "@" in url else f", found {url!r}"  # there may be a password in it
+            raise typer.BadParameter(f"--server must be a URL such as {DEFAULT_SERVER}{found}")
+        if "@" in parts.netloc:
+            raise typer.BadParameter(f"--server: expected a URL without a user or password; {KEY} holds the key")
         self._url = url.rstrip("/")
         # Proxies of the environment are for other machines.
         self._proxies = [urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []
@@ -128,6 +131,15 @@ class Server:
     def strange(self, what: str = "") -> Unparseable:
         """The error for an answer that this version of jpets does not give."""
         return Unparseable(f"the answer of {self._url} is not that of a jpets server{what}; check --server")
+
+
+def _split(url: str) -> urllib.parse.SplitResult | None:
+    """The URL's parts; None where it is none."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return parts if parts.port != 0 else None
+    except ValueError:
+        return None
 
 
 def _key() -> str:

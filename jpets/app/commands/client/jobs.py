@@ -47,7 +47,7 @@ FORMATS_OF = {
     DOMAINS: UNLABELLED,
     STUDENTS: FORMATS | {".zip": "zip"},
 }
-PACKED = (".json", ".safetensors", ".bin", ".txt")
+PACKED = (".json", ".safetensors", ".bin", ".txt", ".model")
 """Files of a checkpoint's folder that are read."""
 Id = Annotated[str, typer.Argument(help="id of the job, as the list shows it")]
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jpets.app.commands.options import engine_option
+from jpets.app.commands.options import check_output, engine_option, is_stream
 from jpets.app.commands.output import busy, print_table, reporting
 from jpets.config import DType, EngineSettings
 from jpets.errors import InvalidInput
+from jpets.files import write_atomic
 
 if TYPE_CHECKING:
     from jpets.engine.engine import Engine
@@ -52,8 +53,12 @@ def profile(
     from jpets.engine.engine import Engine
     from jpets.xla_flags import set_xla_flags
 
+    if output is not None:
+        check_output("--json", output)
     if plot is not None:
         from jpets.app.commands.profile.plot import draw_profile
+
+        check_output("--plot", plot, (".png",))
 
     set_xla_flags()
 
@@ -74,8 +79,6 @@ def profile(
     )
     beta = [(name, f"{grid.at(*SHOWN)[0, 0]:.6f}") for name, grid in found_profile.beta.items()]
     print_table(("delta", "seconds for 8 rows x 32 tokens of a task"), beta, numbers=("seconds",))
-    if plot is not None:
-        draw_profile(found_profile, f"{loaded.name}, {dtype}, {engine.replica.device.device_kind}", plot)
     if output is not None:
         device = engine.replica.device
         document = {
@@ -87,7 +90,10 @@ def profile(
             "programs": programs,
             "profile": json.loads(found_profile.to_json()),
         }
-        output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(document, indent=2) + "\n"
+        output.write_text(text) if is_stream(output) else write_atomic(output, text.encode())
+    if plot is not None:
+        draw_profile(found_profile, f"{loaded.name}, {dtype}, {engine.replica.device.device_kind}", plot)
 
 
 def measured(engine: Engine, repeats: int) -> list[dict[str, Any]]:

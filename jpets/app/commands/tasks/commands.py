@@ -17,7 +17,7 @@ from jpets.app.commands.tasks.importing import import_task
 from jpets.app.commands.tasks.report import TaskReport
 from jpets.app.commands.tasks.store import Added, OwnerOption, RepositoryOption, ServerOption, TaskStore, open_store
 from jpets.errors import EngineFailure, InvalidInput, InvalidTask
-from serving.protocols.schemas import TaskDetail, TaskSummary
+from serving.protocols.schemas import MOST_VERSIONS, TaskDetail, TaskSummary
 
 CONTENT = ("methods", "head", "labels", "size")
 
@@ -70,7 +70,9 @@ def add(
     context: typer.Context,
     files: TaskFiles,
     id: Annotated[str | None, typer.Option(help="the task's id, of one file; the file's stem by default")] = None,
-    if_match: Annotated[int | None, typer.Option(min=0, help="the newest version must be this one, 0: none")] = None,
+    if_match: Annotated[
+        int | None, typer.Option(min=0, max=MOST_VERSIONS, help="the newest version must be this one, 0: none")
+    ] = None,
     repository: RepositoryOption = None,
     tenant: OwnerOption = None,
     server: ServerOption = None,
@@ -190,7 +192,9 @@ def export(
 def rollback(
     context: typer.Context,
     id: TaskId,
-    version: Annotated[int | None, typer.Option(min=1, help="the version to serve; by default the one before")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, max=MOST_VERSIONS, help="the version to serve; by default the one before")
+    ] = None,
     repository: RepositoryOption = None,
     tenant: OwnerOption = None,
     server: ServerOption = None,

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jpets.app.commands.options import check_task_output
+from jpets.app.commands.options import check_task_output, refuse_options
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table
 from jpets.app.commands.tasks.report import TaskReport
 from jpets.errors import InvalidTask
-from jpets.kinds import ExtractionChoice, FloatDType, HeadType, Pooling, Problem, TruncationStrategy
+from jpets.kinds import (
+    EXTRACTION_OPTIONS,
+    ExtractionChoice,
+    FloatDType,
+    HeadType,
+    Pooling,
+    Problem,
+    TruncationStrategy,
+)
 
 if TYPE_CHECKING:
     from jpets.app.jobs.extraction import Candidate
 
 WORST = 8
 """Tensors with the largest losses that are shown."""
+OF_TEXTS = ("text_column", "pair_column")
+OF_MODELS = ("method", *chain.from_iterable(EXTRACTION_OPTIONS.values()), "texts", *OF_TEXTS)
 
 
 def import_task(
+    context: typer.Context,
     source: Annotated[
         Path, typer.Argument(help="folder of a PEFT or AdapterHub adapter or of a fine-tuned model; or a .zip")
     ],
@@ -88,16 +100,17 @@ def import_task(
         with busy("read backbone"):
             loaded = load_backbone(backbone or base_model(folder))
         imported = read_adapter(folder, loaded, wishes)
-        if imported is not None and method is not None:
-            raise InvalidTask(
-                "--method is for fully fine-tuned models; this folder holds an adapter, imported as it is"
+        if imported is not None:
+            refuse_options(
+                context, OF_MODELS, "only for fully fine-tuned models; this folder holds an adapter, imported as it is"
             )
-        if imported is None:
+        else:
             check_model(folder)
             if method is None:
                 raise InvalidTask(
                     "the folder holds a fully fine-tuned model: say --method bitfit, diff, lora, onebit or auto"
                 )
+            _check_options(context, method, texts, energy)
             given = _texts(texts, text_column, pair_column)
             if method == "auto" and not given:
                 raise InvalidTask("--method auto compares answers: give --texts")
@@ -121,6 +134,17 @@ def import_task(
         print_table(("tensor", "lost"), [(name, f"{100 * lost:.1f} %") for name, lost in worst], numbers=("lost",))
         if len(worst) < len(chosen.losses):
             print_fields([("note", f"the {len(worst)} of {len(chosen.losses)} tensors that lost most; --json has all")])
+
+
+def _check_options(context: typer.Context, method: ExtractionChoice, texts: Path | None, energy: float | None) -> None:
+    """Raises ``typer.BadParameter`` for options that would do nothing beside the others."""
+    for own, names in EXTRACTION_OPTIONS.items():
+        if own != method:
+            refuse_options(context, names, f"only with --method {own}, found {method}")
+    if texts is None:
+        refuse_options(context, OF_TEXTS, "only with --texts")
+    if energy is not None:
+        refuse_options(context, ("rank",), "give --rank or --energy, not both")
 
 
 def _texts(path: Path | None, text: str, pair: str | None) -> list[Any]:

@@ -10,11 +10,25 @@ from typing import Annotated, NamedTuple, Protocol
 import typer
 
 from jpets.access import DEFAULT_TENANT
+from jpets.app.commands.options import on_command_line
 from serving.protocols.schemas import TaskDetail, TaskSummary, TaskVersion
+
+
+def _folder(text: str) -> Path:
+    """A path that is not empty, which would be the working folder: a variable of a script may have been."""
+    if not text:
+        raise typer.BadParameter("expected a folder")
+    return Path(text)
+
 
 RepositoryOption = Annotated[
     Path | None,
-    typer.Option(envvar="JPETS_REPOSITORY", help="folder of tasks; a running server sees changes within a second"),
+    typer.Option(
+        envvar="JPETS_REPOSITORY",
+        help="folder of tasks; a running server sees changes within a second",
+        parser=_folder,
+        metavar="<path>",
+    ),
 ]
 ServerOption = Annotated[
     str | None, typer.Option(envvar="JPETS_SERVER", help="URL of a running server, which sees changes at once")
@@ -107,9 +121,3 @@ def place_of(context: typer.Context, repository: Path | None, server: str | None
     if place is None:
         raise typer.BadParameter(f"give exactly one of --repository DIR and --server URL, found {len(chosen)}")
     return place
-
-
-def on_command_line(context: typer.Context, name: str) -> bool:
-    """Whether an option was given there, and not by a variable or a default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -13,9 +12,8 @@ from typer.core import TyperCommand, TyperOption
 
 from jpets.app.commands.client.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.app.commands.client.jobs import follow, print_job, start_job, texts_to_send
-from jpets.app.commands.options import TrainingDType, named
+from jpets.app.commands.options import TrainingDType, named, on_command_line, refuse_options
 from jpets.app.commands.output import JsonOption
-from jpets.app.commands.tasks.store import on_command_line
 from jpets.app.commands.training.here import train_each, train_one
 from jpets.kinds import Pooling, TruncationStrategy
 from serving.jobs.request import DEFAULT_METHOD, FineTune, job_methods
@@ -136,6 +134,8 @@ def train(
         raise typer.BadParameter("give --rate or --sweep, not both")
     if start is not None and pooling is not None:
         raise typer.BadParameter("--pooling: the task of --from keeps its own")
+    if validation is not None:
+        refuse_options(context, ("held_out",), "only without --validation, which gives all that are held out")
     if (output is None) == (task is None):
         raise typer.BadParameter("give exactly one of --output FILE and --task ID")
     columns = Columns(text, text_pair, label_column(label, head))
@@ -143,11 +143,12 @@ def train(
     if task is not None:
         if len(data) > 1:
             raise typer.BadParameter(f"--task: a job makes one task of one file of texts, found {len(data)}")
-        _refuse(context, ("checkpoints",), "only without --task; a job of a server keeps its own")
-        _refuse(context, ("devices",), "only without --task; a job of a server has one device")
+        refuse_options(context, ("checkpoints",), "only without --task; a job of a server keeps its own")
+        refuse_options(context, ("devices",), "only without --task; a job of a server has one device")
         _train_there(context, data[0], validation, columns, Server(server), settings, wait, as_json)
         return
     assert output is not None
+    refuse_options(context, ("server", "wait"), "only with --task; a task for --output is trained here")
     if backbone is None:
         raise typer.BadParameter("give --backbone FOLDER, package or hub id")
     set_up_training()
@@ -167,7 +168,7 @@ def train(
     )
     if len(data) > 1 or output.is_dir() or not output.suffix:
         alone = ("validation", "sweep", "start", "checkpoints", "devices")
-        _refuse(context, alone, "only for one file of texts and --output FILE")
+        refuse_options(context, alone, "only for one file of texts and --output FILE")
         train_each(data, output, backbone, columns, training, as_json=as_json)
         return
     train_one(
@@ -203,12 +204,6 @@ def _train_there(
     with tempfile.TemporaryDirectory(prefix="jpets-") as folder:
         item = start_job(server, asked | {"settings": settings}, texts_to_send(data, validation, columns, Path(folder)))
     print_job(follow(server, item) if wait else item, as_json)
-
-
-def _refuse(context: typer.Context, options: Sequence[str], why: str) -> None:
-    for name in options:
-        if on_command_line(context, name):
-            raise typer.BadParameter(f"--{'from' if name == 'start' else name}: {why}")
 
 
 def settings_of(given: list[str]) -> dict[str, Any]:
