@@ -119,7 +119,7 @@ class Preparations:
         the device, until the new one is read, which is waited for until then (``time.monotonic``). False where it has
         to be taken later."""
         done = engine.prepare(known.classes or ()) if self.growing else None
-        if done is None or done.done():
+        if done is None or (done.done() and done.exception() is None):
             return self._replace(engine, known, until)
         self.not_read(known.name)
         self._wait_for(engine, known, done, own=False)

@@ -109,7 +109,8 @@ def test_the_plain_backbone_embeds_by_the_root(served: Served) -> None:
     for domain in (None, "games"):
         rule = next(each.preprocessing for each in tasks if (each.preprocessing.domain or "").startswith(domain or ""))
         rule = dataclasses.replace(rule if domain else tasks[0].preprocessing, domain=rule.domain if domain else None)
-        task = Task(f"bare-{domain}", tasks[0].backbone, (), Head("embedding", pooling="mean"), preprocessing=rule)
+        head = Head("embedding", pooling="mean", normalize=True)
+        task = Task(f"bare-{domain}", tasks[0].backbone, (), head, preprocessing=rule)
         engine.add_task(task)
         (answer,) = engine.infer([Query(task.id, "some text of the library")])
         assert isinstance(answer, Embedding)
