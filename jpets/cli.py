@@ -22,8 +22,8 @@ from jpets.app.commands.tables import commands as plot
 from jpets.app.commands.tasks import commands as task
 from jpets.app.commands.tenants import commands as tenants
 from jpets.app.commands.training import command as train
-from jpets.app.failures import TELLING, as_told
 from jpets.errors import JpetsError, one_line
+from jpets.failures import TELLING, as_told
 from serving.options.options import Options
 from serving.options.sources import check_environment
 

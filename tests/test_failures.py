@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from checkpoints.source import DEMO_BACKBONE
-from jpets.app.failures import as_told
 from jpets.errors import NotFound, OutOfSpace
+from jpets.failures import as_told
 
 
 @pytest.mark.parametrize(

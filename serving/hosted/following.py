@@ -87,7 +87,7 @@ class Following:
             return True
         elif version is not None and name not in tasks.registered:
             log.warning("a stored task has the name of a backbone, which goes before it", extra={"task": name.id})
-        elif waits is None or waits.problem is None or version != known.version:  # else an update failed: it is told
+        elif waits is None or waits.coming or version != known.version:  # else an update failed: it is told
             preparations.drop(name)
             if version != known.version:
                 return preparations.take(engine, self._with_layout(known), until)

@@ -38,10 +38,15 @@ SOON = 0.2
 
 
 class Preparation(NamedTuple):
-    """A version of a task that waits for its classes; ``problem`` says why they could not be had."""
+    """A version of a task that waits for its classes. ``problem`` says why they could not be had so far; they are not
+    asked for again unless it is still ``coming``."""
 
     version: int
     problem: str | None = None
+    coming: bool = True
+
+    def is_coming(self, version: int) -> bool:
+        return self.coming and self.version == version
 
 
 @contextlib.contextmanager
@@ -85,7 +90,7 @@ class Preparations:
 
     def forget(self, engine: Serves, name: TaskName) -> None:
         """The task is gone. The reason why its classes could not be had is kept."""
-        if (waits := self._waiting.get(name)) is not None and waits.problem is None:
+        if (waits := self._waiting.get(name)) is not None and waits.coming:
             del self._waiting[name]
         self._ahead.forget(name)
         self._tasks.forget(engine, name)
@@ -171,10 +176,12 @@ class Preparations:
             if not self._tasks.closing:
                 log.warning("tasks of other shapes than those of the start are not taken: %s", error.message)
 
-    def _wait_for(self, engine: Serves, known: Known, done: Future[None], *, own: bool) -> None:
+    def _wait_for(
+        self, engine: Serves, known: Known, done: Future[None], *, own: bool, problem: str | None = None
+    ) -> None:
         """Serves a version once its classes are there (``done``). Queries for a task without an older version are told
-        that it is being prepared. ``own``: it came by this service."""
-        self._waiting[known.name] = Preparation(known.version)
+        that it is being prepared. ``own``: it came by this service. ``problem`` is that of an earlier try."""
+        self._waiting[known.name] = Preparation(known.version, problem)
         if not self._tasks.knows(known.name):
             self._tasks.register(engine, known)
 
@@ -197,7 +204,7 @@ class Preparations:
         if self._tasks.closing:
             return
         with self._tasks.locks.hold(name):
-            if self._waiting.get(name) != Preparation(version):
+            if (waits := self._waiting.get(name)) is None or not waits.is_coming(version):
                 return  # another version came, or it was deleted
             try:
                 if problem is None and not own:
@@ -226,6 +233,7 @@ class Preparations:
         """Asks for the classes of a task again later: they could not be had now, such as for a process that was
         killed. The task is still being prepared until then."""
         log.warning("the classes of a task cannot be had now", extra={"task": known.name.id, "why": problem.message})
+        self._waiting[known.name] = Preparation(known.version, problem.message)
         with self._retrying:
             self._failed.append((engine, known, own))
             if self._timer is None:
@@ -238,9 +246,10 @@ class Preparations:
             failed, self._failed, self._timer = self._failed, [], None
             self._retry_seconds = min(2 * self._retry_seconds, MOST_RETRY_SECONDS)
         for engine, known, own in failed:
-            with self._tasks.locks.hold(known.name):
-                if not self._tasks.closing and self._waiting.get(known.name) == Preparation(known.version):
-                    self._wait_for(engine, known, engine.prepare(known.classes or ()), own=own)
+            with self._tasks.locks.hold(known.name), contextlib.suppress(Saturated):  # it is closing
+                waits = self._waiting.get(known.name)
+                if not self._tasks.closing and waits is not None and waits.is_coming(known.version):
+                    self._wait_for(engine, known, engine.prepare(known.classes or ()), own=own, problem=waits.problem)
 
     def _give_up(self, engine: Serves, known: Known, problem: BaseException, own: bool) -> None:
         """A service does not keep a task of its own that has no room: the next start would have one task too many for
@@ -248,7 +257,7 @@ class Preparations:
         name, version, tasks = known.name, known.version, self._tasks
         why = problem.message if isinstance(problem, JpetsError) else type(problem).__name__
         log.error("a task cannot be served", extra={"task": name.id, "version": version, "why": why})
-        self._waiting[name] = Preparation(version, why)
+        self._waiting[name] = Preparation(version, why, coming=False)
         if not own:
             if tasks.version(name) != version:
                 tasks.register(engine, known)

@@ -331,10 +331,12 @@ class JobRunner:
         except Exception as error:  # such as a folder that may not be written
             log.exception("what a job made cannot be published", extra={"job": job.id})
             self._put_off(job, 1, unforeseen=True)
-            if self._put_offs[job.id].unforeseen == self._attempts:
+            if self._put_offs[job.id].unforeseen >= self._attempts:
                 where = ", and is in the job's folder" if job.has_made_files else ""
                 why = f"what it made could not be published ({type(error).__name__}){where}"
-                job.finish("failed", problem=f"{why}; the server's log has the details", kept=True)
+                with job.deciding():
+                    if not job.state.is_finished:  # it may be cancelled by now
+                        job.finish("failed", problem=f"{why}; the server's log has the details", kept=True)
         else:
             job.finish("succeeded", version=version)
             log.info(
@@ -346,7 +348,7 @@ class JobRunner:
         last = self._put_offs.get(job.id, _PutOff())
         seconds = min(self._back_off * longer * 2 ** min(last.times, MOST_DOUBLINGS), LONGEST_BACK_OFF)
         if unforeseen:  # a storage that is away for minutes is no reason to give up the work of days
-            seconds = self._back_off * 4 ** (last.unforeseen + 1)
+            seconds = self._back_off * 4 ** min(last.unforeseen + 1, self._attempts)
         self._put_offs[job.id] = _PutOff(time.monotonic() + seconds, last.times + 1, last.unforeseen + unforeseen)
         with contextlib.suppress(OSError, OutOfSpace):  # the disk may be full
             job.change(publishing=False)

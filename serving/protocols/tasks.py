@@ -201,7 +201,7 @@ async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response
 
 def _check_preparation(here: Context, name: TaskName) -> None:
     """Raises ``OutOfSpace`` where a first version could not be served, and was forgotten."""
-    if (last := here.services.preparation(name)) is not None and last.problem is not None:
+    if (last := here.services.preparation(name)) is not None and last.problem is not None and not last.coming:
         raise OutOfSpace(last.problem)
 
 
@@ -212,7 +212,7 @@ async def _answer(here: Context, stored: StoredTask, status: int) -> JSONRespons
     kept = await asyncio.to_thread(_kept, here, stored)
     last = here.services.preparation(name)
     if last is not None:
-        where |= {"state": "preparing" if last.problem is None else "failed", "problem": last.problem}
+        where |= {"state": "preparing" if last.coming else "failed", "problem": last.problem}
     with here.services.owning(name) as own:
         loaded = own.tasks.version(name)
     detail = TaskDetail.of(stored, kept=kept, loaded=loaded, **where)

@@ -8,6 +8,7 @@ from runs import Run
 
 from checkpoints.backbone import Backbone
 from checkpoints.task_file import read_task
+from jpets.app.commands.profile.command import is_stream
 from jpets.config import EngineSettings
 from jpets.engine.compilation import core
 from jpets.engine.costs import bench, profile_measurement
@@ -66,6 +67,11 @@ def test_two_files_of_one_name(run: Run, shallow_folder: Path, task_file: Path, 
     result = run("profile", "--backbone", shallow_folder, task_file, task_file, "--cache-dir", tmp_path)
     assert result.exit_code == 1
     assert "must differ" in result.stderr
+
+
+def test_a_stream_is_no_file() -> None:
+    assert is_stream(Path("/dev/stdout")) and is_stream(Path("/dev/null"))
+    assert not is_stream(Path(__file__)) and not is_stream(Path("nowhere.json"))
 
 
 @pytest.mark.parametrize(

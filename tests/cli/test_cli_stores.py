@@ -102,7 +102,13 @@ def test_an_empty_path_is_not_the_working_folder(
 ) -> None:
     """As of a script's variable that is not set."""
     monkeypatch.chdir(tmp_path)
-    for command in (("task", "add", task_file), ("key", "create"), ("serve", "--demo", "--port", "0")):
+    for command in (
+        ("task", "add", task_file),
+        ("key", "create"),
+        ("serve", "--demo", "--port", "0"),
+        ("doctor",),
+        ("repository", "restore", task_file),
+    ):
         result = run(*command, "--repository", "")
         told = " ".join(result.stderr.replace("│", " ").split())
         assert result.exit_code and "--repository" in told and "expected a" in told, result.output

@@ -26,6 +26,14 @@ Model = TypeVar("Model", bound=pydantic.BaseModel)
 SETTINGS = {each.name: each for each in dataclasses.fields(EngineSettings)}
 
 
+def given_path(text: str) -> Path:
+    """The ``parser`` of an option for a path. An empty one would be the working folder: the variable of a script may
+    not have been set."""
+    if not text:
+        raise typer.BadParameter("expected a path")
+    return Path(text)
+
+
 def engine_option(name: str, **how: Any) -> Any:
     """The ``typer.Option`` of a setting, with its help and bounds. ``how`` is what else it gets."""
     about = SETTINGS[name].metadata
@@ -50,17 +58,10 @@ def check_tasks_output(folder: Path, ids: Sequence[str]) -> None:
 
 def check_output(option: str, path: Path, endings: Sequence[str] = ()) -> None:
     """What would keep a file from being written in the end. Raises ``typer.BadParameter``."""
-    if is_stream(path):
-        return
     if endings and path.suffix not in endings:
         raise typer.BadParameter(f"{option} must be a file that ends in {' or '.join(endings)}, found {path.name!r}")
     _check_folder(path.parent, option)
     _check_file(path, option)
-
-
-def is_stream(path: Path) -> bool:
-    """Whether a path is something like ``/dev/stdout``, which is written as it is."""
-    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def check_new_folder(folder: Path) -> None:

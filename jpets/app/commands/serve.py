@@ -15,9 +15,10 @@ import typer
 from pydantic.fields import FieldInfo
 
 from jpets.app.commands.app import named_by_origin, take_any_encoding
+from jpets.app.commands.options import given_path
 from jpets.app.commands.output import VersionOption
-from jpets.app.failures import TELLING, as_told
 from jpets.errors import JpetsError, one_line
+from jpets.failures import TELLING, as_told
 from serving.http.logs import set_up_logging
 from serving.options.options import Options
 from serving.options.sources import option_of, read_sources
@@ -75,8 +76,6 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     if get_origin(kind) is Literal:
         about += f": {', '.join(get_args(kind)[:-1])} or {get_args(kind)[-1]}"
         kind = str
-    elif kind is Path:
-        kind, metavar = str, "<path>"  # typer would make the working folder of an empty one
     elif get_origin(kind) in (list, Mapping):
         kind, metavar = list[str], "<str>..."  # Typer's own would cut options' names short
     if kind is bool:
@@ -85,4 +84,5 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         shown = f"{field.default:g}" if isinstance(field.default, float) else field.default
         about += f" (default {shown})"
     shape: Any = kind
-    return _keyword(name, Annotated[shape | None, typer.Option(option, help=about, metavar=metavar)])
+    how: dict[str, Any] = {"parser": given_path, "metavar": "<path>"} if kind is Path else {"metavar": metavar}
+    return _keyword(name, Annotated[shape | None, typer.Option(option, help=about, **how)])

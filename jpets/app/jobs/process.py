@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jpets.app.failures import as_told, no_such_platform
 from jpets.app.jobs.work import do
 from jpets.errors import JpetsError, OutOfSpace
+from jpets.failures import as_told, no_such_platform
 from jpets.files import DISK_FULL, space_errors
 from jpets.training.process import set_up_training
 from serving.http.logs import FieldFormatter, places

@@ -169,7 +169,10 @@ class BackgroundCompiler:
         while True:
             with self._changed:
                 until = time.monotonic() + MOST_WAIT
-                while not self._closed and time.monotonic() < until and self._needs_cores:
+                while not self._closed and time.monotonic() < until:
+                    missed = self._wanted.most(self.compile_seconds * IDLE_SHARE) is not None
+                    if not (missed or self._hurried or self._needed):
+                        break
                     self._changed.wait(LOOK_SECONDS)
                 unless = self._other = threading.Event()
             seconds = None if self._closed else self.process.compile(family, key, unless=unless)
@@ -185,12 +188,6 @@ class BackgroundCompiler:
         program = self._store.load(family, key)
         self._store.forget(family, key)
         return program
-
-    @property
-    def _needs_cores(self) -> bool:
-        """Whether batches, or tasks that came, miss programs of the engine's."""
-        missed = self._wanted.most(self.compile_seconds * IDLE_SHARE) is not None
-        return missed or self._hurried or bool(self._needed)
 
     @property
     def waiting(self) -> int:

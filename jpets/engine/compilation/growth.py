@@ -57,6 +57,8 @@ class Growth:
         self._lock = threading.Lock()
         self._promoted = frozenset(replica.generations[-1].classes)
         self._workers = ThreadPoolExecutor(1, "jpets-classes")
+        self._coming: dict[frozenset[ClassKey], Future[None]] = {}
+        """What is being made: thousands of tasks may ask for one class, and it may fail."""
         self._closed = False
 
     def want(self, keys: Iterable[ClassKey]) -> Future[None]:
@@ -67,11 +69,17 @@ class Growth:
             done: Future[None] = Future()
             done.set_result(None)
             return done
-        self._tasks.fitting.expect(missing)
-        try:
-            return self._workers.submit(self._add, missing)
-        except RuntimeError:
-            raise Saturated(SHUTTING_DOWN) from None
+        with self._lock:
+            self._coming = {classes: coming for classes, coming in self._coming.items() if not coming.done()}
+            if (coming := self._coming.get(frozenset(missing))) is not None:
+                return coming
+            self._tasks.fitting.expect(missing)
+            try:
+                asked = self._workers.submit(self._add, missing)
+            except RuntimeError:
+                raise Saturated(SHUTTING_DOWN) from None
+            self._coming[frozenset(missing)] = asked
+            return asked
 
     def used(self, keys: Iterable[ClassKey]) -> None:
         """Tasks of these classes are there: batches are to mix them with all others."""

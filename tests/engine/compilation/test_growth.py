@@ -19,7 +19,7 @@ from jpets.engine.compilation.growth import Growth
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.workloads.registry import network_of
-from jpets.errors import EngineFailure, OutOfSpace, Saturated, UnknownClass
+from jpets.errors import EngineFailure, OutOfSpace, Preparing, Saturated, UnknownClass
 from jpets.types import Query, Result, Task
 
 TASKS = {task.id: task for task in method_tasks(shallow())}
@@ -151,3 +151,27 @@ def test_every_device_of_a_group_takes_them(program_cache: Path) -> None:
             own.add_task(dataclasses.replace(NEW, id=f"new-{number}"))
         results = own.infer([Query(f"new-{number}", TEXTS[0]) for number in range(4)])
         assert len({numbers(result).tobytes() for result in results}) == 1
+
+
+def test_what_many_ask_for_is_tried_once_for_all(program_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of tasks may wait for a class that cannot be had now; who asks again makes it be tried again."""
+    go, opened, tries = threading.Event(), Growth._open, list[int]()
+
+    def failing(growth: Growth, keys: list[ClassKey]) -> None:
+        go.wait(60)
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise EngineFailure("a program could not be compiled")
+        opened(growth, keys)
+
+    monkeypatch.setattr(Growth, "_open", failing)
+    with Engine(shallow(), [OLD], ENGINE_SETTINGS, cache_dir=program_cache, buckets=BUCKETS).start() as own:
+        asked = [own.prepare(classes(NEW)) for _ in range(20)]
+        go.set()
+        assert {str(one.exception(60)) for one in asked} == {"a program could not be compiled"} and len(tries) == 1
+        with pytest.raises(Preparing):
+            own.check_task(NEW)
+        own.prepare(classes(NEW)).result(60)
+        own.add_task(NEW)
+        numbers(own.infer(queries(NEW))[0])
+    assert len(tries) == 2

@@ -183,13 +183,17 @@ def test_a_shape_that_cannot_be_had_now_comes_later(
     else:
         service.repository.put("topic", memoryview(task_to_bytes(make_task("topic"))))
         service.following.refresh()
-    found = []
+    found, states = [], []
     end = time.monotonic() + 60
     while (answer := ask(call, "topic")).status_code != 200:
         found.append(answer.json()["error"]["code"])
+        shown = call("GET", "/v1/tasks/topic").json()
+        states.append((shown["state"], shown["problem"]))
         assert time.monotonic() < end
         time.sleep(0.02)
     assert set(found) == {"preparing"} and not errors
+    assert ("preparing", error.message) in states
+    assert {state for state, _ in states} <= {"preparing", "ready"}
     assert service.preparations.get(TaskName("default", "topic")) is None
 
 

@@ -306,11 +306,8 @@ def test_a_backbone_is_trained_further(call: Call, jobs: Jobs, kept: dict[str, P
     answer = call("POST", "/v1/jobs/further-pretrain", params=asked, content=b"the library reads files\n" * 16)
     assert (answer.json()["new_backbone"], answer.json()["task"]) == ("domain", None)
     assert 'jpets_jobs{state="queued"} 1.0' in call("GET", "/metrics").text
-    job = jobs.folders.get(answer.json()["id"])
-    without = Jobs(jobs.folders.path, jobs._services, lambda job: [], outlines_of)  # of a server without --backbones
-    assert jobs._is_runnable(job) and not without._is_runnable(job)
     jobs.runner.start()
-    item = finished(call, job.id)
+    item = finished(call, answer.json()["id"])
     assert (item["state"], item["version"]) == ("succeeded", None), item["problem"]
     assert (item["progress"]["step"], sorted(item["scores"])) == (2, ["first_loss", "last_loss"])
     made = load_backbone(kept["domain"])
@@ -395,11 +392,3 @@ def test_an_archive_may_hold_files_alone(tmp_path: Path) -> None:
         archive.writestr("validation.csv", "text,label\na,b\n")
     with pytest.raises(InvalidInput, match="expected an archive of train"):
         texts_of(tmp_path / "texts.zip", {"train": Columns(), "validation": Columns()})
-
-
-def test_new_backbones_take_a_folder_for_them(service: Service, settings: ServingSettings, tmp_path: Path) -> None:
-    made = Jobs(tmp_path / "jobs", Services(service), lambda job: [], outlines_of)
-    answer = client_of(service, settings, made)(
-        "POST", "/v1/jobs/further-pretrain", params={"name": "new"}, content=b"x"
-    )
-    assert answer.status_code == 422 and "--backbones DIR" in answer.text

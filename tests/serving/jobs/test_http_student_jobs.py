@@ -166,11 +166,10 @@ def test_a_group_is_published_where_only_its_own_backbone_is_loaded(
         jobs.check_unused("shallow")
     jobs.check_unused("tiny-bert")
     jobs.runner.start()
-    wait_until(lambda: all(each.state.is_finished for each in (job, lacking, bad)))
-    assert not waiting.state.is_finished, "another server may have its backbone"
+    wait_until(lambda: all(each.state.is_finished for each in (job, bad)))
+    assert not (waiting.state.is_finished or lacking.state.is_finished), "another server may have their backbone"
     jobs.runner.close()
     assert (job.state.state, job.state.version) == ("succeeded", 1), job.state
-    assert lacking.state.state == "failed" and "backbone 'gone' is not loaded" in (lacking.state.problem or "")
     assert (bad.state.state, bad.state.problem) == ("failed", "the texts are bad")
     (found,) = call("POST", "/v1/classify", json={"model": "made", "input": ROWS[0][0]}).json()["data"]
     assert found["students"] == 2

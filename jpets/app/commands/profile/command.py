@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jpets.app.commands.options import check_output, engine_option, is_stream
+from jpets.app.commands.options import check_output, engine_option
 from jpets.app.commands.output import busy, print_table, reporting
 from jpets.config import DType, EngineSettings
 from jpets.errors import InvalidInput
@@ -53,7 +53,7 @@ def profile(
     from jpets.engine.engine import Engine
     from jpets.xla_flags import set_xla_flags
 
-    if output is not None:
+    if output is not None and not is_stream(output):
         check_output("--json", output)
     if plot is not None:
         from jpets.app.commands.profile.plot import draw_profile
@@ -91,9 +91,15 @@ def profile(
             "profile": json.loads(found_profile.to_json()),
         }
         text = json.dumps(document, indent=2) + "\n"
-        output.write_text(text) if is_stream(output) else write_atomic(output, text.encode())
+        output.write_text(text) if is_stream(output) else write_atomic(output.resolve(), text.encode())
     if plot is not None:
         draw_profile(found_profile, f"{loaded.name}, {dtype}, {engine.replica.device.device_kind}", plot)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path is something like ``/dev/stdout``, which is written as it is."""
+    given = path.absolute()
+    return given.is_relative_to("/dev") or (given.exists() and not given.is_file() and not given.is_dir())
 
 
 def measured(engine: Engine, repeats: int) -> list[dict[str, Any]]:

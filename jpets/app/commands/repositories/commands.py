@@ -9,12 +9,11 @@ import typer
 
 from jpets.app.commands.app import App
 from jpets.app.commands.output import busy
+from jpets.app.commands.tasks.store import repository_option
 from jpets.errors import InvalidInput
 
 app = App(no_args_is_help=True, help="A repository as a whole: tasks and keys of all tenants.")
-Repository = Annotated[
-    Path, typer.Option(envvar="JPETS_REPOSITORY", help="folder of the repository, which may be in use")
-]
+Repository = Annotated[Path, repository_option("folder of the repository, which may be in use")]
 
 
 @app.command()

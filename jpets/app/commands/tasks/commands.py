@@ -105,7 +105,9 @@ def _wait_until_served(store: TaskStore, id: str) -> None:
     made."""
     typer.echo(f"{id} waits for the programs of its shape, which the server compiles", err=True)
     with busy("compile programs"):
-        task = next(task for task in looks(lambda: store.get(id)) if task.state != "preparing")
+        task = next(task for task in looks(lambda: store.get(id)) if task.state != "preparing" or task.problem)
+    if task.state == "preparing":
+        raise EngineFailure(f"{id} is stored and not served yet, the server tries again: {task.problem}")
     if task.state == "failed":
         raise EngineFailure(f"{id} cannot be served: {task.problem}")
     typer.echo(f"{id} is served")

@@ -5,30 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import typer
 
 from jpets.access import DEFAULT_TENANT
-from jpets.app.commands.options import on_command_line
+from jpets.app.commands.options import given_path, on_command_line
 from serving.protocols.schemas import TaskDetail, TaskSummary, TaskVersion
 
 
-def _folder(text: str) -> Path:
-    """A path that is not empty, which would be the working folder: a variable of a script may have been."""
-    if not text:
-        raise typer.BadParameter("expected a folder")
-    return Path(text)
+def repository_option(help: str) -> Any:
+    return typer.Option(envvar="JPETS_REPOSITORY", help=help, parser=given_path, metavar="<path>")
 
 
 RepositoryOption = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="JPETS_REPOSITORY",
-        help="folder of tasks; a running server sees changes within a second",
-        parser=_folder,
-        metavar="<path>",
-    ),
+    Path | None, repository_option("folder of tasks; a running server sees changes within a second")
 ]
 ServerOption = Annotated[
     str | None, typer.Option(envvar="JPETS_SERVER", help="URL of a running server, which sees changes at once")
