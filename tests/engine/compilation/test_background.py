@@ -256,18 +256,14 @@ def test_programs_without_which_batches_lose_much_come_first_and_soon(
     assert brought[2] == (9, IDLE)
 
 
-@pytest.mark.parametrize("missed", [False, True])
-def test_what_nobody_waits_for_gives_way_to_what_somebody_waits_for(
-    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch, *, missed: bool
-) -> None:
-    """Where a process may not take back its own low priority."""
-    rate = [0.0]
-    monkeypatch.setattr(Wanted, "rate", property(lambda self: rate[0]))
-    first, second = (unlisted(33 + 2 * missed), unlisted(34 + 2 * missed))
-    monkeypatch.setattr(compiler.process, "hurry", lambda: False)
+def gives_up_first(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> tuple[threading.Event, list[tuple[int, int]]]:
+    """The first compilation lasts until it is given up, in a process that may not take back its own low priority. An
+    event when it has begun, and the tokens and the niceness of every one."""
     begun, compile, brought = threading.Event(), compiler.process.compile, list[tuple[int, int]]()
 
-    def slow(family: Family, key: ProgramKey, *, niceness: int, unless: threading.Event | None) -> float | None:
+    def slow(family: Family, key: ProgramKey, *, niceness: int = IDLE, unless: threading.Event | None) -> float | None:
         brought.append((key.bucket.tokens, niceness))
         if len(brought) == 1:
             assert unless is not None
@@ -276,7 +272,20 @@ def test_what_nobody_waits_for_gives_way_to_what_somebody_waits_for(
             return None
         return compile(family, key, niceness=niceness, unless=unless)
 
+    monkeypatch.setattr(compiler.process, "hurry", lambda: False)
     monkeypatch.setattr(compiler.process, "compile", slow)
+    return begun, brought
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_what_nobody_waits_for_gives_way_to_what_somebody_waits_for(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch, *, missed: bool
+) -> None:
+    """Where a process may not take back its own low priority."""
+    rate = [0.0]
+    monkeypatch.setattr(Wanted, "rate", property(lambda self: rate[0]))
+    first, second = (unlisted(33 + 2 * missed), unlisted(34 + 2 * missed))
+    begun, brought = gives_up_first(compiler, monkeypatch)
     failed = compiler.failed
     compiler.want(first, compiler.compile_seconds) if missed else compiler.offer([first])
     assert begun.wait(10)
@@ -336,20 +345,8 @@ def test_programs_that_only_measure_give_way(
     """Also where a process may not take back its own low priority: they are compiled once the others are there."""
     rate = [0.0]
     monkeypatch.setattr(Wanted, "rate", property(lambda self: rate[0]))
-    monkeypatch.setattr(compiler.process, "hurry", lambda: False)
     measured, other = unlisted(44 + 2 * missed), unlisted(45 + 2 * missed)
-    begun, compile, order = threading.Event(), compiler.process.compile, list[int]()
-
-    def slow(family: Family, key: ProgramKey, *, niceness: int = IDLE, unless: threading.Event | None) -> float | None:
-        order.append(key.bucket.tokens)
-        if len(order) == 1:
-            assert unless is not None
-            begun.set()
-            assert unless.wait(10)
-            return None
-        return compile(family, key, niceness=niceness, unless=unless)
-
-    monkeypatch.setattr(compiler.process, "compile", slow)
+    begun, brought = gives_up_first(compiler, monkeypatch)
     with ThreadPoolExecutor(1) as beside:
         found = beside.submit(compiler.compile_other, compiler._replica.family, measured)
         assert begun.wait(10)
@@ -361,7 +358,7 @@ def test_programs_that_only_measure_give_way(
         else:
             compiler.need(other).result(60)
         assert found.result(60) is not None
-    assert order == [key.bucket.tokens for key in (measured, other, measured)]
+    assert [tokens for tokens, _ in brought] == [key.bucket.tokens for key in (measured, other, measured)]
 
 
 def test_programs_that_only_measure_do_not_wait_for_ever(
