@@ -142,6 +142,6 @@ def test_a_failed_upload_is_told_where_a_shared_task_has_the_id(
 ) -> None:
     call = signed("unlucky")
     assert call("GET", "/v1/tasks/tags").json()["tenant"] == "default"
-    failed = Preparation(1, "no room")
+    failed = Preparation(1, "no room", coming=False)
     monkeypatch.setattr(service.preparations, "get", lambda name: failed if name.tenant == "unlucky" else None)
     assert call("GET", "/v1/tasks/tags").status_code == 507
