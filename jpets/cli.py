@@ -23,7 +23,7 @@ from jpets.app.commands.tasks import commands as task
 from jpets.app.commands.tenants import commands as tenants
 from jpets.app.commands.training import command as train
 from jpets.errors import JpetsError, one_line
-from jpets.failures import TELLING, as_told
+from jpets.failures import TELLING, problem_of
 from serving.options.options import Options
 from serving.options.sources import check_environment
 
@@ -50,13 +50,10 @@ class Commands(TyperGroup):
         except typer.BadParameter as error:
             error.message = self._named(error.message, ctx)
             raise
-        except (JpetsError, OSError) as error:
-            report_error(self._named(one_line(error), ctx))
-            raise typer.Exit(1) from None
-        except TELLING as error:
-            if (told := as_told(error)) is None:
+        except (JpetsError, OSError, *TELLING) as error:
+            if (problem := problem_of(error)) is None:
                 raise
-            report_error(told.message)
+            report_error(self._named(one_line(problem), ctx))
             raise typer.Exit(1) from None
 
     def _named(self, message: str, ctx: Any) -> str:

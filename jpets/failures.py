@@ -10,6 +10,7 @@ from jpets.errors import EngineFailure, JpetsError, OutOfSpace, one_line
 TELLING = (RuntimeError, MemoryError, AssertionError)
 """What JAX and the host raise of these."""
 NO_ROOM = "RESOURCE_EXHAUSTED"
+"""What XLA's errors say where a device has no memory left."""
 ROOM = "ask for less (--slots, --max-batch-tokens, --device-memory-gb, --batch), or end what else takes it"
 UNKNOWN = ("is not in the list of known backends", "Unknown backend")
 BACKENDS = "xla_bridge.py"
@@ -31,6 +32,11 @@ def as_told(error: Exception) -> JpetsError | None:
             f"JAX finds no device ({why.rstrip('.')}); JAX_PLATFORMS, or --job-platform of a job, says where it looks"
         )
     return None
+
+
+def problem_of(error: Exception) -> Exception | None:
+    """What a command ends with in one line; None where it is a fault of the program."""
+    return error if isinstance(error, OSError) else as_told(error)
 
 
 def no_such_platform(error: Exception) -> bool:

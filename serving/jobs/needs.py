@@ -20,6 +20,11 @@ def backbones_of(request: JobRequest) -> Sequence[str | None]:
     return (request.backbone, request.whole) if isinstance(request, MakeDomain) else (request.backbone,)
 
 
+def has_failed(job: JobFolder) -> bool:
+    """Whether its process found that there is nothing to publish."""
+    return job.result is not None and job.result.problem is not None
+
+
 def still_read(job: JobFolder) -> Sequence[str | None]:
     """``backbones_of`` its request, until it has its result."""
     return backbones_of(job.request) if job.result is None else ()
@@ -29,6 +34,6 @@ def published_on(job: JobFolder) -> Sequence[str | None]:
     """The backbones that have to take queries when what it makes is published: until it has chosen one, ``places_of``
     its request. None for what is no task or domain, and for a job that failed."""
     request, result = job.request, job.result
-    if isinstance(request, FurtherPretrain) or (result is not None and result.problem is not None):
+    if isinstance(request, FurtherPretrain) or has_failed(job):
         return ()
     return (result.backbone,) if result is not None and result.backbone is not None else places_of(request)

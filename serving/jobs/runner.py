@@ -346,9 +346,10 @@ class JobRunner:
     def _put_off(self, job: JobFolder, longer: float, *, unforeseen: bool = False) -> None:
         """What a job made is published later, ``longer`` times as late as usual; other jobs go on."""
         last = self._put_offs.get(job.id, _PutOff())
-        seconds = min(self._back_off * longer * 2 ** min(last.times, MOST_DOUBLINGS), LONGEST_BACK_OFF)
         if unforeseen:  # a storage that is away for minutes is no reason to give up the work of days
             seconds = self._back_off * 4 ** min(last.unforeseen + 1, self._attempts)
+        else:
+            seconds = min(self._back_off * longer * 2 ** min(last.times, MOST_DOUBLINGS), LONGEST_BACK_OFF)
         self._put_offs[job.id] = _PutOff(time.monotonic() + seconds, last.times + 1, last.unforeseen + unforeseen)
         with contextlib.suppress(OSError, OutOfSpace):  # the disk may be full
             job.change(publishing=False)

@@ -18,7 +18,7 @@ from serving.hosted.repository import StoredTask
 from serving.hosted.service import Service
 from serving.hosted.services import Services, by_name
 from serving.jobs.folder import JobFolder, JobFolders
-from serving.jobs.needs import places_of, published_on, still_read
+from serving.jobs.needs import has_failed, places_of, published_on, still_read
 from serving.jobs.request import (
     DEFAULT_METHOD,
     Extract,
@@ -354,8 +354,7 @@ class Jobs:
     def _is_runnable(self, job: JobFolder) -> bool:
         """Whether the backbones that a job reads are here, and those that it makes something for loaded or starting;
         and whether this server keeps the backbone that it makes, if it does."""
-        failed = job.result is not None and job.result.problem is not None
-        if isinstance(job.request, FurtherPretrain) and self._keep_backbone is None and not failed:
+        if isinstance(job.request, FurtherPretrain) and self._keep_backbone is None and not has_failed(job):
             return False
         states = {hosted.name: hosted.state for hosted in self._services.backbones.list()}
         served = all(states.get(name or "") in SERVING for name in published_on(job))

@@ -18,7 +18,7 @@ from jpets.app.commands.app import named_by_origin, take_any_encoding
 from jpets.app.commands.options import given_path
 from jpets.app.commands.output import VersionOption
 from jpets.errors import JpetsError, one_line
-from jpets.failures import TELLING, as_told
+from jpets.failures import TELLING, problem_of
 from serving.http.logs import set_up_logging
 from serving.options.options import Options
 from serving.options.sources import option_of, read_sources
@@ -48,8 +48,7 @@ def serve_command(run: Callable[[Options], None]) -> Callable[..., None]:
                 log.warning(note)
             run(sources.options)
         except (JpetsError, OSError, *TELLING) as error:
-            problem = error if isinstance(error, OSError) else as_told(error)
-            if problem is None:
+            if (problem := problem_of(error)) is None:
                 raise
             typer.echo(f"jpets: {told(one_line(problem))}", err=True)
             raise typer.Exit(1) from None

@@ -17,6 +17,7 @@ from jpets.engine.programs.mesh import MeshSlice, first_device
 from jpets.engine.programs.network import Network, Params
 from jpets.engine.programs.program import Program
 from jpets.errors import OutOfSpace
+from jpets.failures import NO_ROOM
 from jpets.scheduling.costs.memory_chunks import working_bytes
 
 GIGABYTE = 10**9
@@ -44,7 +45,7 @@ class DeviceUse(NamedTuple):
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a device had no room for an operation."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    return isinstance(error, jax.errors.JaxRuntimeError) and NO_ROOM in str(error)
 
 
 def device_limit(device: jax.Device, gigabytes: float) -> float:

@@ -33,7 +33,6 @@ from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import JpetsError, NotFound, OutOfSpace, Preparing, UnknownClass
 from jpets.free_memory import usual_programs_mb
-from jpets.results import CACHE
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
 
@@ -328,7 +327,7 @@ def _was_kept(answer: Future[Result]) -> bool:
     if not answer.done() or answer.cancelled() or answer.exception() is not None:
         return False
     timing = answer.result().timing
-    return timing is not None and timing.program == CACHE
+    return timing is not None and timing.cached
 
 
 def _start(member: Engine, progress: Progress = lambda what, done, total: None) -> None:

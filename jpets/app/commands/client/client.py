@@ -137,7 +137,7 @@ def _split(url: str) -> urllib.parse.SplitResult | None:
     """The URL's parts; None where it is none."""
     try:
         parts = urllib.parse.urlsplit(url)
-        return parts if parts.port != 0 else None
+        return parts if parts.port != 0 else None  # which raises for a port that is no number
     except ValueError:
         return None
 
