@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import operator
 import os
 import pathlib
 import shutil
@@ -24,13 +25,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from checkpoints.backbone import Backbone
 from checkpoints.native import PLOT, read_native
 from checkpoints.source import load_backbone
-from experiments.debian_tasks import BACKBONE, RATES, Rates, append_line, chosen, read_lines, served_by, within
+from experiments.debian_tasks import BACKBONE, RATES, Rates, served_by
 from experiments.package_tasks import TASKS, Data, Described, PackageTask, draw, known_packages, labelled
+from experiments.runs import Budget, Out, Packages, Runs, chosen, console, data_settings, read_lines, within
 from jpets.app.jobs.tables import Making, build_domain, make_domain
 from jpets.plot.tree import Tree, table_path
 from jpets.training.data import Columns, Example, read_examples
@@ -56,7 +57,6 @@ LEAST = 20
 """Packages of the training side that a label needs, within an area."""
 SHARES = (1.0, 0.5, 0.3, 0.0)
 """Shares of a domain's occurrences whose n-grams its table holds (HMI, table 8)."""
-console = Console(stderr=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +80,7 @@ VARIANTS: Mapping[str, Variant] = {
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 Folder = Annotated[pathlib.Path, typer.Argument(exists=True, file_okay=False, help="of jpets plot root")]
 Areas = Annotated[pathlib.Path, typer.Argument(exists=True, file_okay=False, help="texts that area_texts wrote")]
-Out = Annotated[pathlib.Path, typer.Argument(dir_okay=False, help="JSON lines; what is there is not run again")]
-Packages = Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")]
 Only = Annotated[str, typer.Option(help=",".join(AREA_TASKS))]
-Budget = Annotated[float | None, typer.Option(min=0, help="start nothing after so long")]
 
 
 def area_task(packages: Sequence[Described], name: str) -> PackageTask:
@@ -102,6 +99,11 @@ def making(epochs: int, share: float, max_length: int) -> Making:
 
 def texts_of(areas: pathlib.Path, area: str) -> list[Example]:
     return read_examples(areas / f"{area}.txt", Columns("text", None, None))
+
+
+def tables_of(folder: pathlib.Path) -> dict[str, str]:
+    """The domains' tables, which are named by content."""
+    return {area: branch.table for area, branch in Tree.read(folder / PLOT).domains.items()}
 
 
 @app.command()
@@ -139,8 +141,6 @@ def run(
     """Train and test, seed by seed, task by task, variant by variant."""
     set_up_training()
     began = time.monotonic()
-    settings = {"backbone": folder.name, "epochs": epochs, "batch": batch, "max_length": max_length}
-    done = {_key(line) for line in read_lines(out)}
     tasks = [(area, name) for area in chosen(only, tuple(AREA_TASKS)) for name in AREA_TASKS[area]]
     every = [
         (int(seed), *task, variant)
@@ -148,19 +148,26 @@ def run(
     ]
     whole, tables = load_backbone(BACKBONE), read_native(folder)
     described = known_packages(packages)
-    for seed, area, name, variant in within(budget_minutes, began, (each for each in every if each not in done)):
+    settings = {
+        "backbone": folder.name,
+        "epochs": epochs,
+        "batch": batch,
+        "max_length": max_length,
+        **data_settings(described, whole=whole, tables=tables),
+    }
+    runs, known = Runs(out, settings, operator.itemgetter("seed", "area", "task", "variant")), tables_of(folder)
+    if others := [line["area"] for line in read_lines(out) if line["table"] not in (None, known.get(line["area"]))]:
+        raise typer.BadParameter(f"{out} holds runs over other tables of {sorted(set(others))}; give another file")
+    for seed, area, name, variant in within(budget_minutes, began, runs.missing(every)):
         own = [package for package in described if package.section == area]
         task = area_task(own, name)
         data = draw(own, task, 800, 1000, seed)
         found = _trained(
             VARIANTS[variant], area, task, data, whole, tables, TrainingPlan(epochs, batch, seed=seed), max_length
         )
-        append_line(out, {"seed": seed, "area": area, "task": name, "variant": variant, **found, "settings": settings})
+        table = known[area] if VARIANTS[variant].own else None
+        runs.add({"seed": seed, "area": area, "task": name, "variant": variant, "table": table, **found})
         console.print(f"{area} {name} {variant} {seed}: {found['score']:.3f} in {found['seconds']:.0f} s")
-
-
-def _key(line: Mapping[str, Any]) -> tuple[int, str, str, str]:
-    return line["seed"], line["area"], line["task"], line["variant"]
 
 
 def _trained(
@@ -206,16 +213,18 @@ def shares(
     """Train each area's first task over its table, and test it over tables that hold other shares of its n-grams."""
     set_up_training()
     began = time.monotonic()
-    done = {line["area"] for line in read_lines(out)}
-    described = known_packages(packages)
-    for area in within(budget_minutes, began, [area for area in chosen(only, tuple(AREA_TASKS)) if area not in done]):
+    described, tables = known_packages(packages), read_native(folder)
+    settings = {"seed": seed, "max_length": max_length, **data_settings(described, tables=tables)}
+    runs = Runs(out, settings, lambda line: (line["area"],))
+    wanted = runs.missing((area,) for area in chosen(only, tuple(AREA_TASKS)))
+    for (area,) in within(budget_minutes, began, wanted):
         own = [package for package in described if package.section == area]
         task = area_task(own, AREA_TASKS[area][0])
         data = draw(own, task, 800, 1000, seed)
         rates = RATES["lora"]
         plan = TrainingPlan(4, 16, rate=rates.own, head_rate=rates.head, seed=seed)
         training = Training("lora", plan=plan, max_length=max_length, domain=area)
-        trained = run_training(area, read_native(folder), training, data.train, data.chosen_by).task
+        trained = run_training(area, tables, training, data.train, data.chosen_by).task
         with tempfile.TemporaryDirectory(prefix="shares-", dir=folder.parent) as temporary:
             found = {
                 str(share): _at_share(
@@ -223,7 +232,7 @@ def shares(
                 )
                 for share in SHARES
             }
-        append_line(out, {"area": area, "task": AREA_TASKS[area][0], "shares": found})
+        runs.add({"area": area, "task": AREA_TASKS[area][0], "shares": found})
         console.print(f"{area}: {found}")
 
 

@@ -22,18 +22,9 @@ from results.markdown import markdown_table
 from rich.markdown import Markdown
 
 from checkpoints.source import load_backbone
-from experiments.debian_tasks import (
-    BACKBONE,
-    Rates,
-    Settings,
-    append_line,
-    chosen,
-    console,
-    read_lines,
-    trained,
-    within,
-)
+from experiments.debian_tasks import BACKBONE, Rates, Settings, trained
 from experiments.package_tasks import TASKS, draw, known_packages
+from experiments.runs import Budget, Out, Packages, Runs, chosen, console, data_settings, read_lines, within
 from jpets.training.process import set_up_training
 
 TRIED = ("language", "purpose", "mentions")
@@ -80,30 +71,31 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(
-    out: Annotated[pathlib.Path, typer.Argument(dir_okay=False, help="JSON lines; what is there is not run again")],
+    out: Out,
     methods: Annotated[str, typer.Option(help=",".join(CANDIDATES))] = "all",
     tasks: Annotated[str, typer.Option(help=",".join(TRIED))] = "all",
-    budget_minutes: Annotated[float | None, typer.Option(min=0, help="start no run after so long")] = None,
-    packages: Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")] = None,
+    budget_minutes: Budget = None,
+    packages: Packages = None,
     backbone: str = BACKBONE,
 ) -> None:
     """Train every candidate, task by task, and print their scores."""
     set_up_training()
     began = time.monotonic()
-    settings = dataclasses.replace(SETTINGS, backbone=backbone)
+    settings = dataclasses.replace(SETTINGS, backbone=pathlib.Path(backbone).name)
     names = chosen(methods, tuple(CANDIDATES))
-    done = {(line["task"], line["method"], Rates(**line["rates"])) for line in read_lines(out)}
     loaded = load_backbone(backbone)
     every = known_packages(packages)
+    common = {**dataclasses.asdict(settings), "held_out": HELD_OUT, **data_settings(every, fingerprint=loaded)}
+    runs = Runs(out, common, lambda line: (line["task"], line["method"], Rates(**line["rates"])))
     candidates = [(method, rates) for method in names for rates in CANDIDATES[method]]
     pairs = itertools.product(chosen(tasks, TRIED), candidates)
-    wanted = [(task, method, rates) for task, (method, rates) in pairs if (task, method, rates) not in done]
+    wanted = runs.missing((task, method, rates) for task, (method, rates) in pairs)
     for task, own in itertools.groupby(within(budget_minutes, began, wanted), key=lambda each: each[0]):
         data = draw(every, TASKS[task], settings.train, settings.test, SEED, share=HELD_OUT / settings.train)
         for _, method, rates in own:
             result = trained(task, method, SEED, loaded, data, settings, rates)
             score = result.scores[TASKS[task].metric]
-            append_line(out, {"task": task, "method": method, "rates": dataclasses.asdict(rates), "score": score})
+            runs.add({"task": task, "method": method, "rates": dataclasses.asdict(rates), "score": score})
             console.print(f"{task} {method} {rates}: {score:.3f}")
     console.print(Markdown(table(read_lines(out))))
 

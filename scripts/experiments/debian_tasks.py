@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
+import operator
 import pathlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import task_to_bytes
 from experiments.debian_report import report
 from experiments.package_tasks import TASKS, Data, draw, known_packages
+from experiments.runs import Budget, Out, Packages, Runs, chosen, console, data_settings, within
 from jpets.deltas import trainable
 from jpets.deltas.recipe import FROZEN, FULL
 from jpets.training.methods import tree_size
@@ -38,8 +38,6 @@ METHODS = (FULL, FROZEN, *trainable())
 """The baselines first: the others are judged by them."""
 WEIGHT_BYTES = 2
 """Bytes of a fully fine-tuned model's weight, in bf16."""
-console = Console(stderr=True)
-Run = TypeVar("Run")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +58,7 @@ RATES: Mapping[str, Rates] = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What all runs of a file have in common; a file of others is refused."""
+    """How much is drawn and how it is trained, of all runs of a file."""
 
     backbone: str
     train: int
@@ -68,21 +66,6 @@ class Settings:
     epochs: int
     batch: int
     max_length: int
-
-
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The runs that a file holds, without a last line that was cut off."""
-    whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
-    return [json.loads(line) for line in whole.splitlines()]
-
-
-def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
-    """Adds a run, in the place of what a killed process left of a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(json.dumps(line).encode() + b"\n")
 
 
 def trained(
@@ -114,7 +97,6 @@ def train_one(name: str, method: str, seed: int, backbone: Backbone, data: Data,
         "bytes": stored_bytes(method, result),
         "texts": [len(data.train), len(data.chosen_by), len(data.test)],
         "rates": dataclasses.asdict(rates),
-        "settings": dataclasses.asdict(settings),
     }
 
 
@@ -138,41 +120,13 @@ def stored_bytes(method: str, result: Result) -> int:
     return own + len(task_to_bytes(result.task, "float16"))
 
 
-def chosen(given: str, known: tuple[str, ...]) -> list[str]:
-    """The names of an option. Raises ``typer.BadParameter``."""
-    names = list(known) if given == "all" else given.split(",")
-    if unknown := sorted(set(names) - set(known)):
-        raise typer.BadParameter(f"expected some of {list(known)}, found {unknown}")
-    return names
-
-
-def missing(
-    out: pathlib.Path, settings: Settings, seeds: list[int], tasks: list[str], methods: list[str]
-) -> Iterator[tuple[int, str, Any]]:
-    """The runs that ``out`` has not, all methods of a task one after the other: a part of them can be compared."""
-    lines = read_lines(out)
-    if others := [line for line in lines if line["settings"] != dataclasses.asdict(settings)]:
-        raise typer.BadParameter(f"{out} holds runs with {others[0]['settings']}; give those, or another file")
-    done = {(line["seed"], line["task"], line["method"]) for line in lines}
-    return (each for each in itertools.product(seeds, tasks, methods) if each not in done)
-
-
-def within(minutes: float | None, began: float, runs: Iterable[Run]) -> Iterator[Run]:
-    """``runs``, each asked for when the one before it has ended, until so long after ``began`` (monotonic)."""
-    for run in runs:
-        if minutes is not None and time.monotonic() - began > 60 * minutes:
-            console.print("the budget is spent; the same command goes on")
-            return
-        yield run
-
-
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(report)
 
 
 @app.command()
 def run(
-    out: Annotated[pathlib.Path, typer.Argument(dir_okay=False, help="JSON lines; what is there is not run again")],
+    out: Out,
     tasks: Annotated[str, typer.Option(help=",".join(TASKS))] = "all",
     methods: Annotated[str, typer.Option(help=",".join(METHODS))] = "all",
     seeds: str = "0,1,2",
@@ -181,23 +135,27 @@ def run(
     epochs: Annotated[int, typer.Option(min=1)] = 4,
     batch: Annotated[int, typer.Option(min=1)] = 16,
     max_length: Annotated[int, typer.Option(min=8, help="tokens that texts are cut to")] = 24,
-    budget_minutes: Annotated[float | None, typer.Option(min=0, help="start no run after so long")] = None,
-    packages: Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")] = None,
+    budget_minutes: Budget = None,
+    packages: Packages = None,
     backbone: Annotated[str, typer.Option(help="package, or folder of jpets plot root")] = BACKBONE,
 ) -> None:
     """Train and test, seed by seed, task by task, method by method."""
     set_up_training()
     began = time.monotonic()
     settings = Settings(pathlib.Path(backbone).name, train, test, epochs, batch, max_length)
-    wanted = missing(out, settings, [int(s) for s in seeds.split(",")], chosen(tasks, tuple(TASKS)),
-                     chosen(methods, METHODS))  # fmt: skip
     loaded = load_backbone(backbone)
     every = known_packages(packages)
+    rates = {method: dataclasses.asdict(own) for method, own in RATES.items()}
+    common = {**dataclasses.asdict(settings), "rates": rates, **data_settings(every, fingerprint=loaded)}
+    runs = Runs(out, common, operator.itemgetter("seed", "task", "method"))
+    wanted = runs.missing(
+        itertools.product(map(int, seeds.split(",")), chosen(tasks, tuple(TASKS)), chosen(methods, METHODS))
+    )
     for (seed, name), own in itertools.groupby(within(budget_minutes, began, wanted), key=lambda each: each[:2]):
         data = draw(every, TASKS[name], train, test, seed)
         for _, _, method in own:
             line = train_one(name, method, seed, loaded, data, settings)
-            append_line(out, line)
+            runs.add(line)
             console.print(f"{name} {method} {seed}: {line['score']:.3f} in {line['seconds']:.0f} s")
 
 

@@ -26,8 +26,9 @@ from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task, write_task
 from experiments.debian_packages import QUESTIONS
-from experiments.debian_tasks import BACKBONE, RATES, Rates, chosen, served_by
+from experiments.debian_tasks import BACKBONE, RATES, Rates, served_by
 from experiments.package_tasks import TASKS, Data, draw, known_packages
+from experiments.runs import chosen
 from jpets.training.plan import Training, TrainingPlan
 from jpets.training.process import set_up_training
 from jpets.training.session import Result, run_training, task_logits

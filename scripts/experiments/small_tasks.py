@@ -12,6 +12,7 @@ learns from all of them.
 from __future__ import annotations
 
 import itertools
+import operator
 import pathlib
 import time
 from collections import Counter
@@ -25,8 +26,9 @@ from rich.markdown import Markdown
 
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
-from experiments.debian_tasks import BACKBONE, append_line, chosen, console, read_lines, within
+from experiments.debian_tasks import BACKBONE
 from experiments.package_tasks import TASKS, Described, PackageTask, known_packages, labelled
+from experiments.runs import Budget, Out, Packages, Runs, chosen, console, data_settings, read_lines, within
 from jpets.training.data import Example
 from jpets.training.many import train_many
 from jpets.training.plan import Training
@@ -125,31 +127,36 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(
-    out: Annotated[pathlib.Path, typer.Argument(dir_okay=False, help="JSON lines; what is there is not run again")],
+    out: Out,
     methods: Annotated[str, typer.Option(help=",".join(METHODS))] = "all",
-    budget_minutes: Annotated[float | None, typer.Option(min=0, help="start no run after so long")] = None,
+    budget_minutes: Budget = None,
     max_length: Annotated[int, typer.Option(help="tokens that texts are cut to")] = 128,
-    packages: Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")] = None,
+    packages: Packages = None,
     backbone: str = BACKBONE,
 ) -> None:
     """Train what is missing, a few tasks by each method before the next few, and print the means."""
     set_up_training()
     began = time.monotonic()
     names = chosen(methods, METHODS)
-    done = {(line["task"], line["method"]) for line in read_lines(out)}
     every, loaded = known_packages(packages), load_backbone(backbone)
+    common = {
+        "backbone": pathlib.Path(backbone).name,
+        "max_length": max_length,
+        **data_settings(every, fingerprint=loaded),
+    }
+    runs = Runs(out, common, operator.itemgetter("task", "method"))
     parts = [range(first, min(first + TOGETHER, COUNT)) for first in range(0, COUNT, TOGETHER)]
     for part, method in within(budget_minutes, began, itertools.product(parts, (WORDS, *names))):
-        data = {number: texts_of(every, number) for number in part if (number, method) not in done}
+        left = runs.missing((number, method) for number in part)
+        data = {number: texts_of(every, number) for number, _ in left}
         if not data:
             continue
         if method == WORDS:
             for number, (train, test) in data.items():
-                line = {"task": number, "method": WORDS, "accuracy": words_score(train, test)}
-                append_line(out, line)
+                runs.add({"task": number, "method": WORDS, "accuracy": words_score(train, test)})
             continue
         for line in lines_of(method, loaded, data, max_length):
-            append_line(out, line)
+            runs.add(line)
         console.print(f"{method}: tasks {part[0]} to {part[-1]}")
     console.print(Markdown(table(read_lines(out))))
 

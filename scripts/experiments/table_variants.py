@@ -9,26 +9,26 @@ Writes a line for each (variant, task, seed) and goes on where an earlier run st
 from __future__ import annotations
 
 import itertools
+import operator
 import pathlib
 import time
-from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.console import Console
 
 from checkpoints.native import PLOT
 from checkpoints.source import load_backbone
-from experiments.debian_tasks import BACKBONE, Settings, append_line, chosen, read_lines, train_one, within
+from experiments.debian_tasks import BACKBONE, Settings, train_one
 from experiments.package_tasks import TASKS, draw, known_packages
+from experiments.runs import Budget, Out, Packages, Runs, chosen, console, data_settings, within
 from jpets.app.jobs.tables import Making, make_root
 from jpets.plot.tree import Tree, table_path
+from jpets.training.checkpoints import digest_of
 from jpets.training.data import Columns, read_examples
 from jpets.training.plan import TrainingPlan
 from jpets.training.process import set_up_training
 
 METHOD = "lora"
-console = Console(stderr=True)
 
 
 class Variant(NamedTuple):
@@ -54,22 +54,21 @@ class Rooted(NamedTuple):
 
 
 def made(variant: Variant, work: pathlib.Path, texts: pathlib.Path, rooted: Rooted) -> pathlib.Path:
-    """The folder of a variant's root, which is made where it is not there yet."""
-    folder = work / variant.name
+    """The folder of a variant's root, named by all that decides it, which is made where it is not there yet."""
+    backbone, examples = load_backbone(BACKBONE), read_examples(texts, Columns("text", None, None))
+    plan = TrainingPlan(1, 32, dtype="float32")
+    making = Making(plan, rooted.share, rooted.max_length, sample=rooted.sample)
+    folder = work / f"{variant.name}-{digest_of(rooted, examples, backbone.fingerprint)[:8]}"
     if not folder.exists():
         start = time.perf_counter()
-        plan = TrainingPlan(1, 32, dtype="float32")
-        making = Making(plan, rooted.share, rooted.max_length, sample=rooted.sample)
-        examples = read_examples(texts, Columns("text", None, None))
-        backbone = load_backbone(BACKBONE)
-        kept = work / f"{variant.name}-kept"
+        kept = folder.with_name(f"{folder.name}-kept")
         make_root(backbone, variant.name, examples, folder, variant.layers, variant.ngram, making, kept, BACKBONE)
         console.print(f"{variant.name}: made in {time.perf_counter() - start:.0f} s")
     return folder
 
 
 def main(
-    out: Annotated[pathlib.Path, typer.Argument(dir_okay=False, help="JSON lines; what is there is not run again")],
+    out: Out,
     work: Annotated[pathlib.Path, typer.Argument(file_okay=False, help="folder of the roots")],
     texts: Annotated[pathlib.Path, typer.Argument(exists=True, dir_okay=False, help="of area_texts")],
     variants: Annotated[str, typer.Option(help=",".join(VARIANTS))] = "all",
@@ -78,23 +77,19 @@ def main(
     sample: Annotated[int, typer.Option(min=1, help="texts that layers learn from; n-grams are counted in all")] = 4000,
     max_length: Annotated[int, typer.Option(min=8, help="tokens that these texts are cut to")] = 32,
     share: Annotated[float, typer.Option(min=0, max=1, help="of all n-grams' occurrences that tables hold")] = 0.3,
-    budget_minutes: Annotated[float | None, typer.Option(min=0, help="start no run after so long")] = None,
-    packages: Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")] = None,
+    budget_minutes: Budget = None,
+    packages: Packages = None,
 ) -> None:
     """Make the roots; train and test tasks over each."""
     set_up_training()
     began, rooted = time.monotonic(), Rooted(sample, max_length, share)
-    wanted: Sequence[tuple[str, str, int]] = list(
-        itertools.product(
-            chosen(variants, tuple(VARIANTS)), chosen(tasks, tuple(TASKS)), [int(seed) for seed in seeds.split(",")]
-        )
+    wanted = itertools.product(
+        chosen(variants, tuple(VARIANTS)), chosen(tasks, tuple(TASKS)), map(int, seeds.split(","))
     )
-    lines = read_lines(out)
-    if others := [line["root"] for line in lines if line["root"] != rooted._asdict()]:
-        raise typer.BadParameter(f"{out} holds runs over roots of {others[0]}; give those, or another file")
-    done = {(line["variant"], line["task"], line["seed"]) for line in lines}
-    left = [each for each in wanted if each not in done]
     every = known_packages(packages)
+    common = {"root": rooted._asdict(), **data_settings(every, fingerprint=load_backbone(BACKBONE))}
+    runs = Runs(out, common, operator.itemgetter("variant", "task", "seed"))
+    left = runs.missing(wanted)
     for name, own in itertools.groupby(within(budget_minutes, began, left), key=lambda each: each[0]):
         folder = made(VARIANTS[name], work, texts, rooted)
         backbone, tree = load_backbone(folder), Tree.read(folder / PLOT)
@@ -106,8 +101,7 @@ def main(
                 "entries": tree.root.details["entries"],
                 "bytes": table_path(folder / PLOT, tree.root).stat().st_size,
             }
-            variant = {"variant": name, **VARIANTS[name]._asdict(), "root": rooted._asdict(), "table": table}
-            append_line(out, {**variant, **line})
+            runs.add({"variant": name, **VARIANTS[name]._asdict(), "table": table, **line})
             console.print(f"{name} {task} {seed}: {line['score']:.3f} in {line['seconds']:.0f} s")
 
 

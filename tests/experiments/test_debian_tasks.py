@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from experiments import debian_rates, debian_report, debian_tasks, package_tasks
+from experiments import debian_rates, debian_report, debian_tasks, package_tasks, runs
 from experiments.package_mentions import Mentions
 from experiments.package_tasks import TASKS, Described, PackageTask, draw, labelled, read_described
 
@@ -103,12 +102,15 @@ def test_a_run_goes_on_and_is_reported(shallow_folder: Path, tmp_path: Path, mon
     out.write_text(first + '{"task": "top')  # killed while it wrote
     run("full,frozen,bitfit", budget_minutes=None)
     assert out.read_text().startswith(first)
-    lines = debian_tasks.read_lines(out)
+    lines = runs.read_lines(out)
     assert [line["method"] for line in lines] == ["full", "frozen", "bitfit"]
     assert lines[0]["bytes"] > lines[2]["bytes"] > lines[1]["bytes"]
     assert lines[0]["parameters"] > lines[2]["parameters"] > lines[1]["parameters"] == 0
     with pytest.raises(typer.BadParameter, match="another file"):
         run("full", budget_minutes=None, train=16)
+    source.write_text(source.read_text().replace("game music 1", "game music 2"))
+    with pytest.raises(typer.BadParameter, match="another file"):
+        run("full", budget_minutes=None)
     found = debian_report.summary(lines)
     assert found["full"]["relative"] == 1
     page = tmp_path / "page.md"
@@ -130,16 +132,17 @@ def test_rates_are_tried_on_the_training_side_and_go_on(
     source = tmp_path / "packages.jsonl"
     source.write_text("".join(json.dumps(each) + "\n" for each in records))
     low, high = debian_tasks.Rates(1e-4), debian_tasks.Rates(1e-2)
-    monkeypatch.setattr(debian_rates, "CANDIDATES", {"bitfit": (low, high)})
     monkeypatch.setattr(debian_rates, "TRIED", ("language",))
     monkeypatch.setattr(debian_rates, "SETTINGS", debian_tasks.Settings(str(shallow_folder), 16, 1, 1, 32, 8))
     monkeypatch.setattr(debian_rates, "HELD_OUT", 20)
     out = tmp_path / "rates.jsonl"
-    first = {"task": "language", "method": "bitfit", "rates": dataclasses.asdict(low), "score": 2}
-    debian_tasks.append_line(out, first)
-    debian_rates.main(out, packages=source, backbone=str(shallow_folder))
-    lines = debian_tasks.read_lines(out)
+    for candidates in ((low,), (low, high)):
+        monkeypatch.setattr(debian_rates, "CANDIDATES", {"bitfit": candidates})
+        debian_rates.main(out, packages=source, backbone=str(shallow_folder))
+    lines = runs.read_lines(out)
     assert [line["rates"]["own"] for line in lines] == [1e-4, 1e-2]
+    assert lines[0]["settings"] == lines[1]["settings"]
+    lines[0]["score"] = 2
     written = debian_rates.table(lines)
     assert f"| bitfit | 0.0001 | {low.head} | 200.0 | **200.0** |" in written
     assert f"| bitfit | 0.01 | {low.head} | {100 * lines[1]['score']:.1f} | {100 * lines[1]['score']:.1f} |" in written
