@@ -105,7 +105,12 @@ def running(
         yield time.perf_counter() - start, server.pid
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(timeout=60)
+        try:
+            server.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+            raise
 
 
 def free_port() -> int:

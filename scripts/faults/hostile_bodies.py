@@ -47,14 +47,14 @@ class Outcome:
 
 
 class Health:
-    """Asks whether the server lives, on a connection of its own; ``worst`` is the longest time until it said so."""
+    """Asks whether the server lives, on a connection of its own; ``worst`` is the longest time until it said so,
+    infinite once it did not."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self.worst = 0.0
-        self.asked = 0
 
     def __enter__(self) -> Health:
         self._thread.start()
@@ -68,12 +68,14 @@ class Health:
         with contextlib.closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
             while True:
                 start = time.perf_counter()
-                connection.request("GET", "/v2/health/live")
-                alive = connection.getresponse()
-                alive.read()
-                self.worst = max(self.worst, time.perf_counter() - start if alive.status == 200 else float("inf"))
-                self.asked += 1
-                if self._stop.wait(PERIOD):
+                alive = False
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    connection.request("GET", "/v2/health/live")
+                    answer = connection.getresponse()
+                    answer.read()
+                    alive = answer.status == 200
+                self.worst = max(self.worst, time.perf_counter() - start if alive else float("inf"))
+                if not alive or self._stop.wait(PERIOD):
                     return
 
 

@@ -342,7 +342,7 @@ def run_attacks(
             watch.begin()
             found = attack.run(target, scale)
             seen = watch.end()
-            healthy = attack.shuts or not seen.failed
+            healthy = is_healthy(target) if attack.shuts else not seen.failed
             yield attack, found, seen, healthy and found.keys() <= attack.expected and bool(found[attack.needed])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from operator import mul
 JSON = {"Content-Type": "application/json"}
 SOON = {"X-Request-Timeout": "3"}
 """Of bodies that are right, and would take long to compute."""
+HEADER = (1 << 20) - 64
+"""Bytes of a task file's header that is still read."""
 CLASSIFY, EMBED, INFER = "/v1/classify", "/v1/embeddings", "/v2/models/{task}/infer"
 
 
@@ -266,20 +269,24 @@ def _elsewhere() -> Iterator[Payload]:
     yield Payload("a file of spaces", upload, lambda size: b" " * size, files, "PUT")
     entry = '"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
 
-    def header(item: Callable[[int], str]) -> Callable[[int], bytes]:
+    def header(item: Callable[[int], str], most: int = HEADER) -> Callable[[int], bytes]:
         def make(size: int) -> bytes:
-            count = max(1, size // (len(item(10**6)) + 1))
-            text = ("{" + ",".join(map(item, range(count))) + "}").encode()
-            return struct.pack("<Q", len(text)) + text
+            count = max(1, min(size, most) // (len(item(10**6)) + 1))
+            return _task_file("{" + ",".join(map(item, range(count))) + "}")
 
         return make
 
     yield Payload("a file of many tensors", upload, header(lambda at: entry % at), files, "PUT")
+    yield Payload("a file of too many tensors", upload, header(lambda at: entry % at, sys.maxsize), files, "PUT")
     nested = header(lambda at: f'"{at}":{{"dtype":"F32","shape":[{"1," * 1000}1],"data_offsets":[0,4]}}')
     yield Payload("a file of long shapes", upload, nested, files, "PUT")
     digits = header(lambda at: f'"{at}":{{"dtype":"F32","shape":[{"9" * 5000}],"data_offsets":[0,4]}}')
     yield Payload("a file of long numbers", upload, digits, files, "PUT")
-    deep = "[" * 100_000
-    document = '"__metadata__":{"jpets":"%s"}' % ("[" * 8_000_000)
-    yield Payload("a file whose text nests", upload, header(lambda at: document if not at else '"a":1'), files, "PUT")
-    yield Payload("a file that nests", upload, lambda _: struct.pack("<Q", len(deep)) + deep.encode(), files, "PUT")
+    deep = '{"__metadata__":{"jpets":"%s"}}'
+    yield Payload("a file whose text nests", upload, lambda s: _task_file(deep % ("[" * min(s, HEADER))), files, "PUT")
+    yield Payload("a file that nests", upload, lambda s: _task_file("[" * min(s, HEADER)), files, "PUT")
+
+
+def _task_file(header: str) -> bytes:
+    data = header.encode()
+    return struct.pack("<Q", len(data)) + data

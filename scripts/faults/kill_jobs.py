@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
@@ -93,14 +94,21 @@ def main(
                         raise RuntimeError(
                             f"{what}: {getattr(item, what)} where {getattr(expected, what)} was expected"
                         )
-                for one, other in zip(own.deltas, task.deltas, strict=True):
-                    for name, array in other.tensors.items():
-                        np.testing.assert_array_equal(one.tensors[name], array)
+                for one, other in zip(_tensors(own), _tensors(task), strict=True):
+                    assert one.keys() == other.keys()
+                    for name, array in other.items():
+                        np.testing.assert_array_equal(one[name], array)
                 attempts.append(item.attempts)
         finally:
             killed.close()
     again = sum(each > 1 for each in attempts)
+    if not again:
+        raise RuntimeError("no process was killed before its job had ended: nothing was compared")
     typer.echo(json.dumps({"jobs": times, "went_on": again, "seconds_unkilled": round(seconds, 1), "differ": 0}))
+
+
+def _tensors(task: Task) -> list[Mapping[str, np.ndarray]]:
+    return [task.head.tensors, *(delta.tensors for delta in task.deltas)]
 
 
 def _command(job: JobFolder) -> list[str]:

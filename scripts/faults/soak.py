@@ -167,11 +167,14 @@ def run_phases(server: Served, traffic: Traffic, requests: int, clients: int) ->
 
 def measure_growth(server: Served, traffic: Mixture, requests: int, clients: int) -> dict[str, Any]:
     """How resident memory grows over so many requests; looks at it a hundred times."""
+    each = requests // 100 // clients
+    if not each:
+        raise typer.BadParameter(f"expected at least {100 * clients} requests to see growth by, found {requests}")
     growth, start = Growth(), time.perf_counter()
     url = urllib.parse.urlsplit(server.url)
 
     def send_some(connection: http.client.HTTPConnection) -> None:
-        for _ in range(requests // 100 // clients):
+        for _ in range(each):
             with asking:
                 method, path, body = traffic.asked()
             content = json.dumps(body) if body is not None else None
@@ -187,7 +190,7 @@ def measure_growth(server: Served, traffic: Mixture, requests: int, clients: int
         for at in track(range(100), "growth", console=console):
             list(pool.map(send_some, connections))
             programs = server.metrics()["jpets_background_compiles_total"]
-            growth.add((at + 1) * (requests // 100), server.resident(), int(programs))
+            growth.add((at + 1) * each * clients, server.resident(), int(programs))
     return {**growth.figures(), "seconds": time.perf_counter() - start}
 
 

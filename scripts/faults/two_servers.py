@@ -5,7 +5,8 @@
 directly, no two files alike. After each change it asks the other server (both, after a direct one) until it has and
 serves the same version, or none. Meanwhile ``--queries`` a second name a version that one of the servers told of, and
 must be answered by it, or told that another one is served by now. In the end it compares all that the two report, and
-what the repository holds with what was uploaded. Exit code 1 where a change took longer than a second to be seen.
+what the repository holds with what was uploaded. Exit code 1 where a change took longer than a second to be seen, or an
+upload was lost; an answer that is neither right nor a 404 ends the run.
 """
 
 from __future__ import annotations
@@ -131,9 +132,10 @@ class Pair:
         path = f"/v2/models/{id}/versions/{version}/infer"
         text = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}
         answer = await self.clients[at].post(path, json={"inputs": [text], "outputs": [{"name": "label"}]})
-        if not answer.is_success:
-            self.queries["another version by then" if answer.status_code == 404 else str(answer.status_code)] += 1
+        if answer.status_code == 404:
+            self.queries["another version by then"] += 1
             return
+        answer.raise_for_status()
         found = answer.json()
         if (source := self._sources.get((id, int(version)))) is None:  # its upload is not answered yet
             self.queries["not checked"] += 1
@@ -159,11 +161,11 @@ class Pair:
 
     async def _version(self, at: int, id: str) -> str | None:
         answer = await self.clients[at].get(f"/v2/models/{id}")
-        return answer.json()["versions"][0] if answer.is_success else None
+        return answer.json()["versions"][0] if _is_there(answer) else None
 
     async def label(self, at: int, id: str) -> str | None:
         answer = await self.clients[at].post("/v1/classify", json={"model": id, "input": TEXT})
-        return str(answer.json()["data"][0]["label"]) if answer.is_success else None
+        return str(answer.json()["data"][0]["label"]) if _is_there(answer) else None
 
     async def told(self, at: int, ids: Sequence[str]) -> dict[str, Any]:
         """All by which a client can tell two servers apart: the list, answers, readiness, and the count of tasks."""
@@ -178,6 +180,14 @@ class Pair:
         }
         answers = [await self.label(at, id) for id in ids]
         return {"list": listed, "ready": ready, "known": counted["repository"], "answers": answers}
+
+
+def _is_there(answer: httpx.Response) -> bool:
+    """False for a task that is not there; raises ``httpx.HTTPStatusError`` for any other error."""
+    if answer.status_code == 404:
+        return False
+    answer.raise_for_status()
+    return True
 
 
 async def measure(
@@ -285,7 +295,8 @@ def main(
     typer.echo(text)
     if json_out is not None:
         json_out.write_text(text + "\n")
-    raise typer.Exit(max(found["worst_seconds"], found["all_alike_seconds"]) > LIMIT)
+    late = max(found["worst_seconds"], found["all_alike_seconds"]) > LIMIT
+    raise typer.Exit(late or found["uploads_lost"] > 0)
 
 
 if __name__ == "__main__":

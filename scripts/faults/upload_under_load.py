@@ -1,7 +1,8 @@
 """How long a new task takes from upload to its first right answer while requests to other tasks go on.
 
 ``PYTHONPATH=scripts python -m faults.upload_under_load`` starts a demo server, sends 50 requests a second, and uploads
-copies of a demo task under new names; the first answer must equal that of the original.
+copies of a demo task under new names; the first answer must equal that of the original. Exit code 1 where a request to
+another task failed or was not answered.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from served import ROOT, serve
 
 TEXT = "a chess engine that plays over the network"
 SOURCE = "topic"
+NO_ANSWER = 0
 
 
 async def measure(url: str, rate: float, uploads: int) -> dict[str, Any]:
@@ -34,7 +36,10 @@ async def measure(url: str, rate: float, uploads: int) -> dict[str, Any]:
             return await client.post("/v1/classify", json={"model": model, "input": TEXT})
 
         async def one(number: int) -> None:
-            statuses.append((await ask(others[number % len(others)])).status_code)
+            try:
+                statuses.append((await ask(others[number % len(others)])).status_code)
+            except httpx.HTTPError:
+                statuses.append(NO_ANSWER)
 
         async def load() -> None:
             start, number, running = time.perf_counter(), 0, set[asyncio.Task[None]]()
@@ -75,7 +80,9 @@ def main(
         tempfile.TemporaryDirectory(prefix="jpets-upload-") as empty,
         serve(["--demo", "--cache-dir", str(cache or empty)]) as server,
     ):
-        typer.echo(json.dumps(asyncio.run(measure(server.url, rate, uploads)), indent=1))
+        found = asyncio.run(measure(server.url, rate, uploads))
+    typer.echo(json.dumps(found, indent=1))
+    raise typer.Exit(found["failed"] > 0)
 
 
 if __name__ == "__main__":
