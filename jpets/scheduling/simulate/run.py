@@ -186,14 +186,14 @@ class _Run:
             last = now
             phi, found = system.balancer(cluster, self.placement, self.window, allowance.left)
             allowance.spend(found.moved if found.moves else 0.0)
-            self.window.reset(system.keep(interval))
-            seconds = 0.0
+            interval, seconds = system.interval.following(interval, phi), 0.0
             if found.moves:
                 first = all(each.moves == 0 for each in rounds)
                 seconds = cluster.link.seconds(found.moves, cluster.sizes, cluster.devices, first)
+            self.window.reset(system.keep(max(interval, seconds)))
+            if found.moves:
                 self.until(now + seconds)
                 self.migrate(found, now + seconds)
-            interval = system.interval.following(interval, phi)
             copies = sum(move.copy for move in found.moves)
             rounds.append(Round(now, phi, interval, len(found.moves), copies, found.moved, seconds))
             now += max(interval, seconds)

@@ -62,7 +62,8 @@ def by_greedy_as_printed(
 
 
 def by_improved(cluster: Cluster, placement: Placement, window: Window[int], budget: float = math.inf) -> Decision[int]:
-    """What a server does, within the devices' memory and the bytes of a round."""
+    """What a server does, within the devices' memory and the bytes of a round; but copies are never withdrawn, and
+    queries take turns on them, where a server asks the device with fewer that wait."""
     sizes = cluster.sizes
     free = [cluster.memory - float(sizes[np.asarray(held, np.int_)].sum()) for held in placement]
     return rebalance(

@@ -27,7 +27,7 @@ from jpets.scheduling.costs.measured_profile import CostProfile
 from jpets.scheduling.costs.policy_lookup import Costs, Limits
 from jpets.scheduling.simulate.cluster import Cluster, Link
 from jpets.scheduling.simulate.run import Outcome, simulate
-from jpets.scheduling.simulate.systems import SYSTEMS
+from jpets.scheduling.simulate.systems import SYSTEMS, System
 from jpets.scheduling.simulate.traffic import draw_traffic
 
 LONGEST = 128
@@ -67,8 +67,22 @@ def read_fleet(profile: pathlib.Path, backbone: str, methods: Sequence[str], spa
     return Fleet(profile, backbone, costs, sizes, spare)
 
 
-def settings(fleet: Fleet, queries: int, load: float, seeds: int) -> dict[str, Any]:
+def rules(systems: Mapping[str, System]) -> dict[str, dict[str, Any]]:
+    """How each balances: its function by name, and its numbers."""
     return {
+        name: {
+            "balancer": None if own.balancer is None else own.balancer.__name__,
+            "interval": dataclasses.asdict(own.interval),
+            "half_life": own.half_life,
+            "rate": own.rate if math.isfinite(own.rate) else None,
+        }
+        for name, own in systems.items()
+    }
+
+
+def settings(fleet: Fleet, systems: Sequence[str], queries: int, load: float, seeds: int) -> dict[str, Any]:
+    return {
+        "rules": rules({name: SYSTEMS[name] for name in systems}),
         "profile": fleet.profile.name,
         "backbone": fleet.backbone,
         "bytes": dict(fleet.sizes),
@@ -165,7 +179,7 @@ def migration(
         for count in map(int, tasks.split(","))
     )
     found = sweep(cases, names, queries, load, seeds)
-    report("migration", settings(fleet, queries, load, seeds), found, json_out)
+    report("migration", settings(fleet, names, queries, load, seeds), found, json_out)
 
 
 def interval(
@@ -187,7 +201,8 @@ def interval(
     fleet, names = read_fleet(profile, backbone, methods.split(","), spare), _systems(systems)
     cases = (({"redraw": redraw}, fleet.cluster(devices, tasks), redraw) for redraw in map(float, redraws.split(",")))
     found = sweep(cases, names, queries, load, seeds)
-    report("interval", {"devices": devices, "tasks": tasks, **settings(fleet, queries, load, seeds)}, found, json_out)
+    own = settings(fleet, names, queries, load, seeds)
+    report("interval", {"devices": devices, "tasks": tasks, **own}, found, json_out)
 
 
 def _systems(given: str) -> list[str]:

@@ -23,7 +23,7 @@ import numpy as np
 import typer
 
 from benches.engine.capacity import classes_by_method
-from benches.scheduling.migration import METHODS, BackboneOption, LoadOption, ProfileOption, read_costs
+from benches.scheduling.migration import METHODS, BackboneOption, LoadOption, ProfileOption, read_costs, rules
 from benches.shared import RandomBackbone, console, random_backbone, random_tasks, report
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.engine.batch.assembly import Assembled
@@ -47,7 +47,10 @@ from jpets.types import DEFAULT_TENANT, Query, Result, Task
 TINY = BackboneConfig("bert", 2000, 64, 2, 2, 128, 512)
 ROWS, LONGEST, TOKENS = 128, 128, 4096
 BUCKETS = [Bucket(1024, ((32, 64), (4, 128))), Bucket(TOKENS + LONGEST, ((ROWS, 64), (16, 128)))]
-SYSTEMS = {"none": System(), "ours": System(by_improved, AdaptiveInterval(start=2.0), half_life=HALF_LIFE)}
+OURS = System(
+    by_improved, AdaptiveInterval(start=2.0), half_life=HALF_LIFE, rate=EngineSettings().move_mb_per_second * 1e6
+)
+SYSTEMS = {"none": System(), "ours": OURS}
 
 
 class Late:
@@ -127,6 +130,7 @@ def emulated(
         numbers = {task.id: number for number, task in enumerate(tasks)}
         for member in group._members:  # what a device takes is no business of the interface
             EmulatedDevice(member, cluster, numbers)
+        group.balancer.interval = rule.start if rule is not None else group.balancer.interval  # it grew while idle
         yield group
 
 
@@ -203,7 +207,7 @@ def validation(
         "load": load,
         "slowdown": slowdown,
         "seeds": seeds,
-        "interval": dataclasses.asdict(SYSTEMS["ours"].interval),
+        "rules": rules(SYSTEMS),
     }
     report("validation", settings, figures, json_out)
 
