@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
 import platform
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -30,7 +34,7 @@ from jpets.engine.kernels.choice import SUFFIX
 from jpets.engine.programs.program import Family
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.model.encoder import Params, random_params
-from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule, Head, LoadedBackbone, RowSource, Task
+from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule, Head, LoadedBackbone, Query, Result, RowSource, Task
 
 CHOICES = "JPETS_BENCH_CHOICES"
 console = Console(stderr=True)
@@ -133,6 +137,21 @@ def interleave(systems: Mapping[str, Callable[[], object]], rounds: int) -> dict
     return seconds
 
 
+class Answering(Protocol):
+    """An engine, or what stands for one."""
+
+    def infer(self, queries: Sequence[Query], /) -> Sequence[Result]: ...
+
+
+def answers(engine: Answering, queries: Sequence[Query]) -> Sequence[Result]:
+    """Raises the first error: a query that fails takes less time than an answer, and must not be timed as one."""
+    found = engine.infer(queries)
+    for result in found:
+        if result.error is not None:
+            raise result.error
+    return found
+
+
 def paired_ratio(base: Sequence[float], other: Sequence[float]) -> dict[str, float]:
     """How many times as fast as ``other`` is ``base``: median of the paired ratios and its 95 % interval."""
     ratios = np.array(other) / np.array(base)
@@ -176,8 +195,44 @@ def versions() -> dict[str, str]:
     }
 
 
+def commit() -> str | None:
+    """The checkout's commit, with a plus where tracked files differ from it; None outside a repository."""
+    git = ["git", "-C", str(pathlib.Path(__file__).parent)]
+    try:
+        own = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return own.stdout.strip() + ("+" if changed else "")
+
+
+def command() -> str:
+    """How this process was called, at the checkout's root. The file that is written is FILE, and a path outside the
+    checkout has its option's name."""
+    root, given = pathlib.Path(__file__).parents[2], list[str]()
+    for before, own in itertools.pairwise(sys.argv):
+        path = pathlib.Path(own)
+        if before == "--json":
+            given.append("FILE")
+        elif path.is_absolute():
+            given.append(str(path.relative_to(root)) if path.is_relative_to(root) else before.lstrip("-").upper())
+        else:
+            given.append(own)
+    spec = sys.modules["__main__"].__spec__
+    started = "python scripts/bench.py" if spec is None else f"PYTHONPATH=scripts python -m {spec.name}"
+    return f"{started} {shlex.join(given)}"
+
+
 def report(name: str, settings: Mapping[str, Any], systems: Mapping[str, Any], out: pathlib.Path | None) -> None:
-    document = {"name": name, "machine": machine(), "versions": versions(), "settings": settings, "systems": systems}
+    document = {
+        "name": name,
+        "commit": commit(),
+        "command": command(),
+        "machine": machine(),
+        "versions": versions(),
+        "settings": settings,
+        "systems": systems,
+    }
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(document, indent=1) + "\n")

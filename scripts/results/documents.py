@@ -18,9 +18,11 @@ BenchCommand = typer.core.TyperCommand
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One file: the bench, its settings, the machine, and the figures of every system."""
+    """One file: the bench, its settings, the machine, and the figures of every system. Files of before they kept their
+    ``command`` have None."""
 
     path: pathlib.Path
+    command: str | None
     name: str
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -51,7 +53,7 @@ def read_documents(folder: pathlib.Path) -> list[Document]:
         raw = json.loads(path.read_text())
         if "systems" in raw:
             keys = ("name", "machine", "versions", "settings", "systems")
-            found.append(Document(path, *(raw[key] for key in keys)))
+            found.append(Document(path, raw.get("command"), *(raw[key] for key in keys)))
     return found
 
 
@@ -80,7 +82,10 @@ MODULES: Mapping[str, tuple[str, Sequence[str]]] = {
 
 
 def command(document: Document, commands: Mapping[str, BenchCommand]) -> str:
-    """How to make the file again, as ``FILE``: with the options that differ from ``bench.py``'s defaults."""
+    """How the file was made; where it does not say so, how to make it again as ``FILE``, with the options that differ
+    from ``bench.py``'s defaults."""
+    if document.command is not None:
+        return document.command
     if document.name == "debian-tasks":
         return "PYTHONPATH=scripts python -m experiments.debian_tasks report LINES --json FILE"
     if document.name in MODULES:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from results.documents import BenchCommand, Document, command
 from results.markdown import markdown_table, ratio
+from results.sustained import sustained
 
 FILES = {
     "light": "cpu-2core/throughput-bert-base-light-32",
@@ -24,7 +25,8 @@ def headlines(documents: Sequence[Document], commands: Mapping[str, BenchCommand
     served = own["served"].systems["served auto"]
     light, five = own["light"].systems, own["five"].systems
     tasks = {name: f"{figures['tasks']:,}" for name, figures in own["capacity"].systems.items()}
-    load = {name: f"{figures['qps']:.0f}" for name, figures in own["serving"].systems.items()}
+    target = own["serving"].settings["target"]
+    load = {n: f"{sustained(each['curve'], target).rate:.0f}" for n, each in own["serving"].systems.items()}
     start = {name: f"{figures['seconds']:.0f} s" for name, figures in own["startup"].systems.items()}
     found = {
         "light": (

@@ -9,6 +9,7 @@ from typing import Any
 
 from results.documents import RESULTS, ROOT, Document, read_lines
 from results.markdown import MISSING, markdown_table, milliseconds, percent, ratio
+from results.sustained import Sustained, sustained
 
 SYSTEMS = {
     "pets": "jpets",
@@ -25,6 +26,7 @@ def serving(found: Sequence[Document]) -> str:
     for each in found:
         first = {name: own["curve"][0] for name, own in each.systems.items()}
         kept = {name: point["p99"] <= each.settings["target"] for name, point in first.items()}
+        best = {name: sustained(own["curve"], each.settings["target"]) for name, own in each.systems.items()}
         for name, own in each.systems.items():
             most = [
                 max((point["rate"] for point in own["curve"] if point["p99"] <= limit), default=None)
@@ -35,8 +37,8 @@ def serving(found: Sequence[Document]) -> str:
                     SYSTEMS[name],
                     each.cpu,
                     each.settings["lengths"] + (", five methods" if each.settings.get("mix") else ""),
-                    f"{own['qps']:.0f}" if kept[name] else f"under {first[name]['rate']:.0f}",
-                    _times_as_many(each, name, kept) if name != "pets" else MISSING,
+                    f"{best[name].rate:.0f}" if kept[name] else f"under {first[name]['rate']:.0f}",
+                    _times_as_many(each, best, name, kept) if name != "pets" else MISSING,
                     *(f"{rate:.0f}" if rate is not None else MISSING for rate in most[1:]),
                     f"{own['most_responses']:.0f}",
                 ]
@@ -46,16 +48,17 @@ def serving(found: Sequence[Document]) -> str:
     return markdown_table(head, rows, left=3)
 
 
-def _times_as_many(document: Document, name: str, kept: Mapping[str, bool]) -> str:
+def _times_as_many(document: Document, best: Mapping[str, Sustained], name: str, kept: Mapping[str, bool]) -> str:
     """jpets's rate over another system's, or a limit where one of them kept no rate that was tried. Loads are compared
     where there are any: each round's rates are shares of what the machine did then."""
-    pets, other = document.systems["pets"], document.systems[name]
-    unit, least = ("load", "load") if "load" in pets else ("qps", "rate")
+    unit = "rate" if best["pets"].load is None else "load"
+    pets, other = (getattr(best[each], unit) for each in ("pets", name))
+    least = {each: own["curve"][0][unit] for each, own in document.systems.items()}
     if not kept["pets"]:
-        return f"under {pets['curve'][0][least] / other[unit]:.2f}" if kept[name] else MISSING
+        return f"under {least['pets'] / other:.2f}" if kept[name] else MISSING
     if not kept[name]:
-        return f"over {pets[unit] / other['curve'][0][least]:.2f}"
-    return f"{pets[unit] / other[unit]:.2f}"
+        return f"over {pets / least[name]:.2f}"
+    return f"{pets / other:.2f}"
 
 
 def infinity(found: Sequence[Document]) -> str:
@@ -163,11 +166,12 @@ def quotas(found: Sequence[Document]) -> str:
 
 def references(found: Sequence[Document]) -> str:
     rows = [
-        [name, str(own["answers"]), f"{own['difference']:.1e}", str(own["unequal"])]
+        [name, str(own["answers"]), f"{own['difference']:.1e}", str(own["unequal"]), str(own.get("known", MISSING))]
         for each in found
         for name, own in each.systems.items()
     ]
-    return markdown_table(["head, and the client that asks", "answers", "largest difference", "else unequal"], rows)
+    head = ["head, and the client that asks", "answers", "largest difference", "else unequal", "known to differ"]
+    return markdown_table(head, rows)
 
 
 def uploads(found: Sequence[Document]) -> str:

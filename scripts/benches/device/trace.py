@@ -15,7 +15,7 @@ import jax
 import typer
 
 from benches.engine.throughput import running_engine, task_queries
-from benches.shared import interleave, random_backbone, random_tasks, report
+from benches.shared import answers, interleave, random_backbone, random_tasks, report
 from jpets.types import Query
 from jpets.xla_flags import set_xla_flags
 
@@ -103,7 +103,7 @@ def trace(
     bare = [Query(None, input_ids=ids)] * tasks
     with running_engine(loaded, made, mixed, [length] * tasks, 0.0) as engine:
         engine.specialise(bare)
-        systems = {"pets": lambda: engine.infer(mixed), "backbone": lambda: engine.infer(bare)}
+        systems = {"pets": lambda: answers(engine, mixed), "backbone": lambda: answers(engine, bare)}
         seconds = interleave(systems, rounds)
         figures: dict[str, dict[str, Any]] = {}
         for name, run in systems.items():

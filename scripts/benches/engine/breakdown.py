@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import typer
 
-from benches.shared import console, engine_cache, interleave, random_backbone, random_tasks, report
+from benches.shared import answers, console, engine_cache, interleave, random_backbone, random_tasks, report
 from jpets.config import LINEAR_SITES, BackboneConfig, EngineSettings
 from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket
@@ -129,7 +129,7 @@ def breakdown(
             engine.specialise(queries)
             replica = engine.replica
             rows = [task_row(engine, query) for query in queries]
-            runs: dict[str, Run] = {"engine": functools.partial(engine.infer, queries)}
+            runs: dict[str, Run] = {"engine": functools.partial(answers, engine, queries)}
             runs["batch"] = program_run(replica, rows, bucket)
             for method in names:
                 runs[f"without {method}"] = program_run(replica, [without(row, method) for row in rows], bucket)

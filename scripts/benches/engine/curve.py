@@ -13,7 +13,16 @@ import typer
 
 from benches.engine.merged_copies import MergedCopies
 from benches.engine.throughput import keep_profile
-from benches.shared import console, engine_cache, interleave, paired_ratio, random_backbone, random_tasks, report
+from benches.shared import (
+    answers,
+    console,
+    engine_cache,
+    interleave,
+    paired_ratio,
+    random_backbone,
+    random_tasks,
+    report,
+)
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS, task_lead
 from jpets.engine.batch.bucket import Bucket
@@ -87,7 +96,7 @@ def curve(
         for case in cases:
             for count in counts:
                 runs: dict[str, Callable[[], object]] = {
-                    "pets": partial(engine.infer, case.queries(made[:count])),
+                    "pets": partial(answers, engine, case.queries(made[:count])),
                     "single": single.batch(case.per_task, [case.length] * case.per_task).in_turn,
                 }
                 if copies is not None:

@@ -21,6 +21,7 @@ import typer
 
 from benches.shared import (
     RandomBackbone,
+    answers,
     console,
     engine_cache,
     interleave,
@@ -103,7 +104,7 @@ def operators(
             assert key is not None
             order = delta_order(loaded.config, bucket, key.variant, engine.family.streams)
             turns[name] = [f"{turn.key}" + (f"@{turn.stream}" if turn.stream else "") for turn in order]
-            runs[name] = functools.partial(engine.infer, queries)
+            runs[name] = functools.partial(answers, engine, queries)
         seconds = interleave(runs, rounds)
     figures: dict[str, Any] = {}
     for name, times in seconds.items():

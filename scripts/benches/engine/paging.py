@@ -16,7 +16,16 @@ import numpy as np
 import typer
 
 from benches.engine.task_files import read_task, write_task
-from benches.shared import RandomBackbone, console, engine_cache, interleave, paired_ratio, random_backbone, report
+from benches.shared import (
+    RandomBackbone,
+    answers,
+    console,
+    engine_cache,
+    interleave,
+    paired_ratio,
+    random_backbone,
+    report,
+)
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket
@@ -141,8 +150,7 @@ def paging(
 def touch(engine: Engine, names: Sequence[str], label: str) -> None:
     """Asks every task once, so that host memory and slots are as full as they can be."""
     for first in range(0, len(names), 1000):
-        results = engine.infer([Query(name, input_ids=[101, 7592, 102]) for name in names[first : first + 1000]])
-        assert all(result.error is None for result in results), [r.error for r in results if r.error][:3]
+        results = answers(engine, [Query(name, input_ids=[101, 7592, 102]) for name in names[first : first + 1000]])
         console.log(f"{label}: {first + len(results)} tasks asked, {dict(_tasks(engine).brought)}")
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import typer
 
-from benches.shared import console, engine_cache, interleave, paired_ratio, random_backbone, report
+from benches.shared import answers, console, engine_cache, interleave, paired_ratio, random_backbone, report
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.engine.engine import Engine
 from jpets.types import Query
@@ -47,11 +47,12 @@ def runtimes(
     with engine_cache() as cache:
         engine = Engine(loaded, [], EngineSettings(), cache_dir=cache)
         with engine.start(lambda what, done, total: None):
-            _warm_up(engine, drawn, fixed, warm_up)
+            _warm_up(engine, texts, fixed, warm_up)
             before = engine.report().devices[0]
             runs: dict[str, Callable[[int, int], object]] = {"pets": partial(_serve, engine)}
             runs |= {name: partial(run, loaded.config.vocab_size) for name, run in models.items()}
             singles = _singles(runs, drawn, rounds)
+            after = engine.report().devices[0]
             figures = {name: own | {"batches": {}} for name, own in singles.items()}
             for rows, length in fixed:
                 seconds = interleave({name: partial(run, rows, length) for name, run in runs.items()}, rounds)
@@ -61,7 +62,6 @@ def runtimes(
                     if name != "pets":
                         own["pets_ratio"] = paired_ratio(seconds["pets"], times)
                     figures[name]["batches"][f"{rows}x{length}"] = own
-            after = engine.report().devices[0]
     settings = {
         "backbone": backbone,
         "texts": texts,
@@ -115,16 +115,15 @@ def torch_model(config: BackboneConfig, dtype: str) -> Callable[[int, int, int],
 
 def _serve(engine: Engine, rows: int, length: int) -> None:
     ids = np.random.default_rng(length).integers(5, engine.backbone.config.vocab_size, (rows, length))
-    for result in engine.infer([Query(None, input_ids=row) for row in ids.tolist()]):
-        if result.error is not None:
-            raise result.error
+    answers(engine, [Query(None, input_ids=row) for row in ids.tolist()])
 
 
-def _warm_up(engine: Engine, drawn: Sequence[int], fixed: Sequence[tuple[int, int]], seconds: float) -> None:
-    """Then nothing is compiled any more: it would take cores from what is timed."""
-    until = time.perf_counter() + seconds
+def _warm_up(engine: Engine, texts: int, fixed: Sequence[tuple[int, int]], seconds: float) -> None:
+    """Single texts of other lengths than those that are timed, and the batches. Then nothing is compiled any more: it
+    would take cores from what is timed."""
+    until, rng = time.perf_counter() + seconds, np.random.default_rng(1)
     while time.perf_counter() < until:
-        for rows, length in [*((1, length) for length in drawn), *fixed]:
+        for rows, length in [*((1, int(length)) for length in rng.integers(LENGTHS[0], LENGTHS[1] + 1, texts)), *fixed]:
             _serve(engine, rows, length)
     engine.compiler.close()
 

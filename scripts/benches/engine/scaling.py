@@ -13,6 +13,7 @@ import typer
 
 from benches.shared import (
     RandomBackbone,
+    answers,
     console,
     engine_cache,
     interleave,
@@ -65,7 +66,7 @@ def scaling(
         runs: dict[str, Callable[[], object]] = {}
         for name, engine, queries in (("few", small, mixed), ("many", large, mixed), ("one-each", small, alike)):
             engine.specialise(queries)
-            runs[name] = functools.partial(engine.infer, queries)
+            runs[name] = functools.partial(answers, engine, queries)
         seconds = interleave(runs, rounds)
     figures: dict[str, Any] = {}
     for name, times in seconds.items():

@@ -15,6 +15,7 @@ import typer
 from benches.engine.merged_copies import MergedCopies
 from benches.shared import (
     RandomBackbone,
+    answers,
     console,
     draw_lengths,
     engine_cache,
@@ -68,7 +69,7 @@ def merge_hot_tasks(engine: Engine, queries: Sequence[Query]) -> None:
     """Sends the batch until no more tasks get merged copies."""
     before, still = -1, 0
     while still < MERGE_PATIENCE:
-        engine.infer(queries)
+        answers(engine, queries)
         time.sleep(0.5)
         (device,) = engine.report().devices
         still = still + 1 if device.tasks.merged == before else 0
@@ -116,6 +117,13 @@ def running_engine(
             yield engine
 
 
+def _batches(engine: Engine, run: Callable[[], object]) -> int:
+    """Batches of one run: tasks with merged copies are in batches of their own."""
+    before = engine.report().devices[0].batches
+    run()
+    return engine.report().devices[0].batches - before
+
+
 def task_queries(owners: Sequence[Task], ids: Sequence[list[int]]) -> list[Query]:
     """A query of each owner; a prompt takes the places of some of its text."""
     return [Query(own.id, input_ids=row[task_lead(own).tokens :]) for own, row in zip(owners, ids, strict=True)]
@@ -149,8 +157,8 @@ def throughput(
     with running_engine(loaded, made, mixed, lengths, merged_gb) as engine:
         engine.specialise(bare)
         known: dict[str, Callable[[], object]] = {
-            "pets": lambda: engine.infer(mixed),
-            "backbone": lambda: engine.infer(bare),
+            "pets": lambda: answers(engine, mixed),
+            "backbone": lambda: answers(engine, bare),
         }
         if {"seqs", "pars", "stacked"} & set(chosen):
             copies = MergedCopies(loaded, made).batch(per_task_batch, lengths)
@@ -159,9 +167,12 @@ def throughput(
                 known["stacked"] = copies.stacked()
         seconds = interleave({name: known[name] for name in chosen}, rounds)
         hot = engine.report().devices[0].tasks.merged
+        batches = {name: _batches(engine, known[name]) for name in ("pets", "backbone") if name in chosen}
     figures: dict[str, Any] = {}
     for name, times in seconds.items():
         figures[name] = {"qps": count / statistics.median(times), "seconds": statistics.median(times)}
+        if name in batches:
+            figures[name]["batches"] = batches[name]
         if name != "pets" and "pets" in seconds:
             figures[name]["pets_ratio"] = paired_ratio(seconds["pets"], times)
     settings = {

@@ -13,7 +13,17 @@ import typer
 
 from benches.scheduling.batching import draw, prepare_policies, read_profile
 from benches.scheduling.plan_runner import PlanRunner
-from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
+from benches.shared import (
+    commit,
+    console,
+    interleave,
+    machine,
+    paired_ratio,
+    random_backbone,
+    random_tasks,
+    report,
+    versions,
+)
 from jpets.scheduling.costs.policy_lookup import Costs, Limits
 from jpets.scheduling.queue import Queue
 from jpets.xla_flags import set_xla_flags
@@ -77,8 +87,9 @@ def spread(
 
 
 def _kept(path: pathlib.Path | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Figures of an earlier call with the same settings."""
+    """Figures of an earlier call with the same settings, of this commit, machine and versions."""
     if path is None or not path.exists():
         return {}
     found = json.loads(path.read_text())
-    return dict(found["systems"]) if found["settings"] == settings else {}
+    now = {"settings": settings, "commit": commit(), "machine": machine(), "versions": versions()}
+    return dict(found["systems"]) if all(found.get(key) == own for key, own in now.items()) else {}

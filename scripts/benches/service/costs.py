@@ -26,7 +26,7 @@ LOOK = 5.0
 def costs(
     rate: float = 5.0,
     minutes: Annotated[float, typer.Option(help="most minutes until all classes are measured")] = 5.0,
-    after: Annotated[float, typer.Option(help="seconds of the same traffic at the next start")] = 60.0,
+    after: Annotated[float, typer.Option(help="seconds of the same traffic at the next start")] = 120.0,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """A demo server with an empty cache: seconds from ready until its classes are measured, and p99 of single texts

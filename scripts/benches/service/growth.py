@@ -23,7 +23,7 @@ PERIOD = 20.0
 """Seconds between two queries of one of HMI's tenants: 500 queries a second of 10,000."""
 LEAST_RATE = 1.0
 """Queries a second of few tenants together: with one every 20 s there would be nothing to measure."""
-LEAST_FOR_P99 = 100
+LEAST_FOR_P99 = 500
 SWAPPED = 64
 """Queries of one measurement of ``swapping``, of which every one may move a model."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import typer
 from experiments.package_tasks import TASKS, Described, labelled, read_described
 from served import ROOT, Served, serve
 
-from benches.service.serving import compiled, json_body, load, run_client
+from benches.service.serving import Loaded, compiled, json_body, load, pooled, run_client
 from benches.shared import console, report, warm_up
 
 PACKAGES = ROOT / "tests" / "data" / "debian_packages.jsonl.gz"
@@ -32,20 +31,20 @@ def jobs(
     method: str = "lora",
     rates: Annotated[str, typer.Option(help="requests a second to the demo tasks")] = "10,30",
     seconds: Annotated[float, typer.Option(help="length of each measurement")] = 10.0,
-    rounds: Annotated[int, typer.Option(help="each alone and beside a job; medians count")] = 5,
+    rounds: Annotated[int, typer.Option(help="each alone and beside a job; p99s are of all requests")] = 10,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """p50 and p99 of single texts to five demo tasks (Poisson, HTTP), with nothing else running and beside a job."""
     packages = read_described(PACKAGES)
     bodies = [json_body(model=ASKED[at % len(ASKED)], input=own.text) for at, own in enumerate(packages)]
     steps = [float(rate) for rate in rates.split(",")]
-    found: dict[float, dict[str, list[float]]] = {rate: {} for rate in steps}
+    found: dict[float, dict[str, list[Loaded]]] = {rate: {"alone": [], "beside": []} for rate in steps}
     with tempfile.TemporaryDirectory(prefix="jpets-bench-") as folder:
         texts = pathlib.Path(folder) / "texts.jsonl"
         texts.write_text(_lines(packages))
         with serve(["--demo", "--repository", f"{folder}/tasks", "--cache-dir", f"{folder}/cache"]) as server:
 
-            def ask(rate: float, seed: int) -> dict[str, Any]:
+            def ask(rate: float, seed: int) -> Loaded:
                 return run_client(load(server.url + CLASSIFY, rate, seconds, bodies, seed))
 
             def pass_over(seed: int) -> None:
@@ -60,16 +59,13 @@ def jobs(
                 with _training(server, method, texts):
                     beside = {rate: ask(rate, number) for rate in steps}
                 for rate in steps:
-                    _keep(found[rate], alone[rate], beside[rate])
+                    found[rate]["alone"].append(alone[rate])
+                    found[rate]["beside"].append(beside[rate])
                     console.log(
-                        f"round {number + 1}, {rate:g}/s: p99 {alone[rate]['p99'] * 1e3:.0f} ms alone, "
-                        f"{beside[rate]['p99'] * 1e3:.0f} ms beside a job"
+                        f"round {number + 1}, {rate:g}/s: p99 {alone[rate].quantile(99) * 1e3:.0f} ms alone, "
+                        f"{beside[rate].quantile(99) * 1e3:.0f} ms beside a job"
                     )
-    figures = {
-        f"{rate:g}/s": {name: statistics.median(values) for name, values in own.items()}
-        | {"p99 ratios": own["p99 ratio"]}
-        for rate, own in found.items()
-    }
+    figures = {f"{rate:g}/s": _figures(own["alone"], own["beside"]) for rate, own in found.items()}
     report("jobs", {"method": method, "seconds": seconds, "rounds": rounds}, figures, json_out)
 
 
@@ -103,14 +99,12 @@ def _training(server: Served, method: str, texts: pathlib.Path) -> Iterator[None
             time.sleep(0.1)
 
 
-def _keep(found: dict[str, list[float]], alone: dict[str, Any], beside: dict[str, Any]) -> None:
-    values = {
-        "p50 alone": alone["p50"],
-        "p50 beside": beside["p50"],
-        "p99 alone": alone["p99"],
-        "p99 beside": beside["p99"],
-        "p50 ratio": beside["p50"] / alone["p50"],
-        "p99 ratio": beside["p99"] / alone["p99"],
+def _figures(alone: list[Loaded], beside: list[Loaded]) -> dict[str, Any]:
+    one, other = pooled(alone), pooled(beside)
+    return {
+        "requests": len(one.latencies),
+        **{f"p{p} alone": one.quantile(p) for p in (50, 99)},
+        **{f"p{p} beside": other.quantile(p) for p in (50, 99)},
+        **{f"p{p} ratio": other.quantile(p) / one.quantile(p) for p in (50, 99)},
+        "p99 ratios": [after.quantile(99) / before.quantile(99) for before, after in zip(alone, beside, strict=True)],
     }
-    for name, value in values.items():
-        found.setdefault(name, []).append(value)

@@ -20,11 +20,13 @@ from benches.service.serving import (
     CALIBRATION_SECONDS,
     CLASSIFY,
     DEMO,
+    Loaded,
     answered,
     classified,
     compiled,
     load,
     pass_over,
+    pooled,
     run_client,
 )
 from benches.shared import console, report, warm_up
@@ -45,7 +47,7 @@ def quotas(
     ] = 0.2,
     quota: Annotated[float, typer.Option(help="the other's quota, as such a part")] = 0.2,
     seconds: Annotated[float, typer.Option(help="length of each measurement")] = 10.0,
-    rounds: Annotated[int, typer.Option(help="measurements of each case, in turns; their medians count")] = 9,
+    rounds: Annotated[int, typer.Option(help="measurements of each case, in turns; p99s are of all requests")] = 9,
     tokens: Annotated[bool, typer.Option("--tokens", help="the quota counts tokens, by default requests")] = False,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
@@ -60,6 +62,7 @@ def quotas(
     lengths = draw("gaussian", 4096, 8.0, 500)
     bodies = classified(lengths)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
+    loads: dict[str, list[Loaded]] = {name: [] for name in CASES}
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-bench-")))
         repository = stack.enter_context(contextlib.closing(Repository(folder / "repository")))
@@ -82,21 +85,28 @@ def quotas(
                 both = _both(url, (share * rate, times * quota * rate), seconds, bodies, keys, number)
                 light, flood = run_client(both)
                 figures = {
-                    "p50": light["p50"],
-                    "p99": light["p99"],
-                    "answered": light["responses"],
+                    "answered": light.responses,
                     "others_asked": times * quota * rate,
-                    "others_answered": flood["responses"] if flood else 0.0,
+                    "others_answered": flood.responses if flood is not None else 0.0,
                 }
+                loads[name].append(light)
                 console.log(name, {key: round(value, 4) for key, value in figures.items()})
                 found[name].append(figures)
-    figures = {
-        name: {key: statistics.median(each[key] for each in points) for key in points[0]}
-        | {"p99_ratio": statistics.median(_ratios(points, found["alone"])), "p99s": [each["p99"] for each in points]}
-        for name, points in found.items()
-    }
+    alone = pooled(loads["alone"]).quantile(99)
     settings = {"share": share, "quota": quota, "seconds": seconds, "rounds": rounds, "tokens": tokens, "served": DEMO}
-    report("quotas", settings, figures, json_out)
+    report("quotas", settings, {name: _figures(own, loads[name], alone) for name, own in found.items()}, json_out)
+
+
+def _figures(rounds: list[dict[str, float]], loads: list[Loaded], alone: float) -> dict[str, Any]:
+    own = pooled(loads)
+    return {
+        **{key: statistics.median(each[key] for each in rounds) for key in rounds[0]},
+        "requests": len(own.latencies),
+        "p50": own.quantile(50),
+        "p99": own.quantile(99),
+        "p99_ratio": own.quantile(99) / alone,
+        "p99s": [each.quantile(99) for each in loads],
+    }
 
 
 def quota_of(rate: float, lengths: np.ndarray | None) -> Limits:
@@ -106,17 +116,13 @@ def quota_of(rate: float, lengths: np.ndarray | None) -> Limits:
     return Limits(tokens_per_minute=MINUTE * rate * float(lengths.mean()))
 
 
-def _ratios(points: list[dict[str, float]], alone: list[dict[str, float]]) -> list[float]:
-    return [each["p99"] / base["p99"] for each, base in zip(points, alone, strict=True)]
-
-
 async def _both(
     url: str, rates: tuple[float, float], seconds: float, bodies: list[bytes], keys: dict[str, str], seed: int
-) -> list[dict[str, Any]]:
+) -> tuple[Loaded, Loaded | None]:
     """What ``load`` found for each of the two at the same time; the other's load begins first."""
     light, flood = rates
     if not flood:
-        return [await load(url, light, seconds, bodies, seed, keys["light"]), {}]
+        return await load(url, light, seconds, bodies, seed, keys["light"]), None
     other = asyncio.create_task(load(url, flood, seconds + 2 * LEAD, bodies, seed, keys["flood"]))
     await asyncio.sleep(LEAD)
-    return [await load(url, light, seconds, bodies, seed, keys["light"]), await other]
+    return await load(url, light, seconds, bodies, seed, keys["light"]), await other

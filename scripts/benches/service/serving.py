@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -15,12 +16,13 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import typer
+from results.sustained import sustained
 from served import MINILM, ROOT, Served, serve
 
 from benches.scheduling.batching import draw
@@ -99,10 +101,48 @@ def run_client(client: Coroutine[Any, Any, Answer]) -> Answer:
     return uvloop.run(client)
 
 
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """``latencies`` [requests] in seconds, infinite where a request failed, of a load at ``rate`` a second that took
+    ``elapsed`` seconds."""
+
+    rate: float
+    elapsed: float
+    latencies: np.ndarray
+
+    @property
+    def responses(self) -> float:
+        """Answers a second."""
+        return float(np.isfinite(self.latencies).sum() / self.elapsed)
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "rate": self.rate,
+            "requests": float(len(self.latencies)),
+            "responses": self.responses,
+            "mean": float(self.latencies.mean()),
+            "p50": self.quantile(50),
+            "p99": self.quantile(99),
+            "max": float(self.latencies.max()),
+        }
+
+    def quantile(self, percent: float) -> float:
+        return float(np.percentile(self.latencies, percent))
+
+
+def pooled(loads: Sequence[Loaded]) -> Loaded:
+    """All requests together: a p99 of a hundred requests is no more than the slowest one."""
+    return Loaded(
+        statistics.mean(each.rate for each in loads),
+        sum(each.elapsed for each in loads),
+        np.concatenate([each.latencies for each in loads]),
+    )
+
+
 async def load(
     url: str, rate: float, seconds: float, bodies: Sequence[bytes], seed: int, key: str | None = None
-) -> dict[str, Any]:
-    """Latencies (seconds) of POST requests at ``rate`` a second; one that fails counts as infinitely late."""
+) -> Loaded:
+    """POST requests at ``rate`` a second, in a Poisson process."""
     import aiohttp
 
     rng = np.random.default_rng(seed)
@@ -127,15 +167,7 @@ async def load(
             running.append(asyncio.create_task(one(session, start + offset, bodies[number % len(bodies)])))
         await asyncio.gather(*running)
         elapsed = time.perf_counter() - start
-    found = np.array(latencies)
-    return {
-        "rate": rate,
-        "responses": float(np.isfinite(found).sum() / elapsed),
-        "mean": float(found.mean()),
-        "p50": float(np.percentile(found, 50)),
-        "p99": float(np.percentile(found, 99)),
-        "max": float(found.max()),
-    }
+    return Loaded(rate, elapsed, np.array(latencies))
 
 
 async def answered(url: str, seconds: float, bodies: Sequence[bytes], key: str | None = None) -> float:
@@ -207,16 +239,15 @@ def serving(
         rates = [usual * step for step in steps]
         for name, server in servers.items():
             warm_up(name, partial(pass_over, server, path, rates, drawn), partial(compiled, server))
-        speeds: list[float] = []
+        before = {name: compiled(server) for name, server in servers.items()}
         for at, step in enumerate(steps):
             racing = [name for name, curve in curves.items() if sum(p["p99"] > 2 * target for p in curve[-2:]) < 2]
             found: dict[str, list[dict[str, float]]] = {name: [] for name in racing}
             for number in range(rounds):
-                speeds.append(run_client(pace()))
-                rate = step * speeds[-1]
+                rate, seed = step * run_client(pace()), at * rounds + number
                 for name in racing:
-                    seed = at * rounds + number
-                    found[name].append(run_client(load(servers[name].url + path, rate, seconds, drawn, seed)))
+                    one = run_client(load(servers[name].url + path, rate, seconds, drawn, seed))
+                    found[name].append(one.figures())
             for name, points in found.items():
                 point = {key: statistics.median(each[key] for each in points) for key in points[0]}
                 curves[name].append({"load": step, **point, "p99s": [each["p99"] for each in points]})
@@ -224,11 +255,12 @@ def serving(
                     f"{name} at {step:g}, {point['rate']:.0f}/s: "
                     f"p50 {point['p50'] * 1e3:.0f} ms, p99 {point['p99'] * 1e3:.0f} ms"
                 )
-    kept = {name: sustained(points, target) for name, points in curves.items()}
+        compiles = {name: compiled(server) - before[name] for name, server in servers.items()}
     figures = {
         name: {
-            "load": kept[name],
-            "qps": kept[name] * statistics.median(speeds),
+            "load": sustained(points, target).load,
+            "qps": sustained(points, target).rate,
+            "compiled": compiles[name],
             "most_responses": max(p["responses"] for p in points),
             "curve": points,
         }
@@ -257,15 +289,6 @@ def pass_over(
 ) -> None:
     """A short load at each rate, until one is far too high."""
     for rate in rates:
-        if run_client(load(server.url + path, rate, WARM_SECONDS, bodies, seed, key))["p50"] > OVERLOADED:
+        if run_client(load(server.url + path, rate, WARM_SECONDS, bodies, seed, key)).quantile(50) > OVERLOADED:
             break
     server.settle()
-
-
-def sustained(curve: Sequence[Mapping[str, Any]], target: float) -> float:
-    """The highest load up to which every p99 keeps the target, between two measured ones by their p99 (linear)."""
-    for before, point in itertools.pairwise([{"load": 0.0, "p99": 0.0}, *curve]):
-        if point["p99"] > target:
-            share = (target - before["p99"]) / (point["p99"] - before["p99"])
-            return float(before["load"] + share * (point["load"] - before["load"]))
-    return float(curve[-1]["load"])
