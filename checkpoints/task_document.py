@@ -82,6 +82,7 @@ class StudentsPart(_Part):
     scores: tuple[float, ...] = ()
     metric: str | None = None
     teacher_score: float | None = None
+    least: int = pydantic.Field(default=1, ge=1)
 
 
 class TaskDocument(_Part):

@@ -218,6 +218,8 @@ def _students_errors(task: Task) -> Iterator[str]:
     count = len(own.multipliers)
     if not task.deltas or len(task.deltas) % count:
         yield f"students: expected as many deltas for each of {count} students, found {len(task.deltas)}"
+    if own.least > count:
+        yield f"students.least: expected at most {count}, the number of students, found {own.least}"
     if own.scores and len(own.scores) != count:
         yield f"students.scores: expected {count}, one for each number of students, found {len(own.scores)}"
     if task.head.type != "sequence-classification" or task.head.dense:

@@ -194,14 +194,15 @@ class Students:
     """That a task is a group of students: its deltas are those of the first student, then those of the second, and so
     on, each an encoder of its own; the head reads the sum of their pooled vectors by ``multipliers``.
 
-    The first 1, 2, ... of them answer too, with less accuracy. ``scores`` are those of each number on held-out texts,
-    by the measure ``metric``.
+    The first ones of them answer too, ``least`` or more, with less accuracy: of groups without pruning only all learnt
+    to. ``scores`` are those of each number on held-out texts, by the measure ``metric``.
     """
 
     multipliers: tuple[float, ...]
     scores: tuple[float, ...] = ()
     metric: str | None = None
     teacher_score: float | None = None
+    least: int = 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -350,9 +350,10 @@ class Engine(Serves):
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
         students: int = 0,
+        least: int = 1,
         place: int | None = None,
     ) -> None:
-        del place  # there is one device
+        del place, least  # there is one device, and no group
         if students:
             refuse_group(id)
         try:

@@ -106,6 +106,7 @@ class Serves(abc.ABC):
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
         students: int = 0,
+        least: int = 1,
         place: int | None = None,
     ) -> None:
         """Makes a task known without reading it. ``load`` is called when a query asks for a task that is not on the
@@ -113,7 +114,7 @@ class Serves(abc.ABC):
 
         Its classes must be among the engine's (``reserve``, ``coming``). Its queries are told what is wrong with it.
         ``classes`` (``task_classes``), if known, save reading the task while none of their slots is free. ``students``:
-        how many students a group has. ``place``: see ``add_task``.
+        how many students a group has, of which ``least`` answer at least. ``place``: see ``add_task``.
 
         Raises ``InvalidTask`` for a group where groups are not served.
         """

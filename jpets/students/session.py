@@ -134,7 +134,9 @@ def train_group(
     metric = main_name(by_teacher)
     best = best_size([each[metric] for each in found], lower=metric == "rmse")
     task = _task(id, backbone, own, rule, student, pruned, best)
-    told = Students(pruned.multipliers[:best], tuple(each[metric] for each in found[:best]), metric, by_teacher[metric])
+    kept = tuple(each[metric] for each in found[:best])
+    least = 1 if plan.pruning else best  # the head learnt from no smaller number
+    told = Students(pruned.multipliers[:best], kept, metric, by_teacher[metric], least)
     return GroupResult(dataclasses.replace(task, students=told), found, by_teacher, best, ensemble, pruned, by_size)
 
 

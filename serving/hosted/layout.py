@@ -24,21 +24,24 @@ AT_ONCE = 256
 
 
 class Layout(NamedTuple):
-    """``classes`` are those that a task needs, as often as it needs a slot of one; ``students`` of a group, else 0."""
+    """``classes`` are those that a task needs, as often as it needs a slot of one; ``students`` of a group, else 0, of
+    which at least ``least`` answer."""
 
     classes: tuple[ClassKey, ...]
     students: int = 0
+    least: int = 1
 
     def to_json(self) -> str:
         keys = [dataclasses.asdict(key) for key in self.classes]
-        return json.dumps({"classes": keys, "students": self.students} if self.students else keys)
+        group = {"classes": keys, "students": self.students, "least": self.least}
+        return json.dumps(group if self.students else keys)
 
     @classmethod
     @functools.lru_cache(maxsize=4096)
     def from_json(cls, text: str) -> Layout:
         data = json.loads(text)
-        keys, students = (data["classes"], data["students"]) if isinstance(data, dict) else (data, 0)
-        return cls(tuple(map(ClassKey.from_dict, keys)), students)
+        group = data if isinstance(data, dict) else {"classes": data}
+        return cls(tuple(map(ClassKey.from_dict, group["classes"])), group.get("students", 0), group.get("least", 1))
 
 
 class Known(NamedTuple):
@@ -117,7 +120,7 @@ class Layouts:
 
     def layout(self, task: Task) -> Layout:
         """Raises ``InvalidTask``."""
-        return Layout(self.classes(task), len(task.students.multipliers) if task.students is not None else 0)
+        return _layout(self.classes(task), task)
 
 
 def _read(layout: str | None) -> Layout | None:
@@ -126,4 +129,10 @@ def _read(layout: str | None) -> Layout | None:
 
 def layout_of(task: LoweredTask) -> Layout:
     """That of a task which was lowered already."""
-    return Layout(task.classes, len(task.students))
+    return _layout(task.classes, task.task)
+
+
+def _layout(classes: tuple[ClassKey, ...], task: Task) -> Layout:
+    if (own := task.students) is None:
+        return Layout(classes)
+    return Layout(classes, len(own.multipliers), own.least)

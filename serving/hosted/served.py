@@ -12,7 +12,7 @@ from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import SHUTTING_DOWN, NotFound, Saturated
 from jpets.types import LoadedBackbone, Task, TaskName
-from serving.hosted.layout import Known, Layouts
+from serving.hosted.layout import Known, Layout, Layouts
 from serving.hosted.locks import NamedLocks
 from serving.hosted.repository import StoredTask, TaskRepository, Validator
 
@@ -80,23 +80,24 @@ class ServedTasks:
     def register(self, engine: Serves, task: Known) -> None:
         """From now on this version can be queried: the first query has it read."""
         name, version = task.name, task.version
-        classes, students = task.layout or ((), self._students(name, version))
+        layout = task.layout or self._unread(name, version)
         engine.register_task(
             name.id,
             self.loader(name, version),
             tenant=name.tenant,
             version=version,
-            classes=classes,
-            students=students,
+            classes=layout.classes,
+            students=layout.students,
+            least=layout.least,
         )
         self.registered.add(name)
 
-    def _students(self, name: TaskName, version: int) -> int:
-        """How many students a task has that was not read for its layout yet: its document says so."""
+    def _unread(self, name: TaskName, version: int) -> Layout:
+        """Of a task that was not read for its layout yet: its document says how many students it has."""
         with contextlib.suppress(NotFound):
             group = self.repository.get(name.id, name.tenant, version).metadata.get("students")
-            return len(group["multipliers"]) if group else 0
-        return 0
+            return Layout((), len(group["multipliers"]), group.get("least", 1)) if group else Layout(())
+        return Layout(())
 
     def add(self, engine: Serves, name: TaskName, version: int, task: LoweredTask) -> None:
         """``Serves.add_task`` of a version that was read and lowered."""

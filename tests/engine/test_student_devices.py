@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,11 +19,12 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, logits_of, shallow, wait_un
 from jpets.engine.compilation.process import CompilingProcess
 from jpets.engine.engine import Engine
 from jpets.engine.group import balancer
+from jpets.engine.group.apart import apart
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.loop import host_loop
 from jpets.engine.students.serving import StudentServing
 from jpets.errors import EngineFailure
-from jpets.types import Result, Task
+from jpets.types import Result, Task, TaskName
 
 DEVICES = 4
 
@@ -72,6 +74,29 @@ def test_a_lost_device_leaves_the_students_before_its_own(
         assert len(reads) == times
     balance = serving.report().balance
     assert balance is not None and balance.moves["rescued"] == 2
+
+
+def test_balancing_keeps_students_on_different_devices(devices: EngineGroup) -> None:
+    """Also beside one that nobody asks for now. With fewer devices than students each takes its share of them."""
+    serving = StudentServing(devices, FIXED, devices=DEVICES)
+    serving.add_task(group_task())
+    asked(serving, "group")
+    ids = serving._ids("group", "default")
+    names = [TaskName.of(id) for id in ids]
+    assert sorted(device for id in ids for device in devices.devices_of(id)) == [0, 1, 2]
+    for _ in range(20):
+        devices.homes.called(Counter({names[0]: 9000, names[1]: 1000}))
+        devices.balancer.round(1000.0)
+        assert devices.mover.wait(10)
+        stand = [device for id in ids for device in devices.devices_of(id)]  # a student that is hot has copies
+        assert len(set(stand)) == len(stand)
+    assert_answers(asked(serving, "group"), group_task(), 3)
+    groups, left = apart(devices.homes, names, range(DEVICES))
+    assert set(groups) == set(names) and len(set(groups.values())) == 1
+    assert [sum(own.values()) for own in left] == [device not in stand for device in range(DEVICES)]
+    few = [devices.devices_of(id)[0] for id in ids[:2]]
+    assert [sum(own.values()) for own in apart(devices.homes, names, few).left] == [1, 1], "two each at most"
+    assert apart(devices.homes, [TaskName.of("task")], [0, 1]).groups == {}
 
 
 def test_a_burst_while_programs_still_come_is_answered_by_whole_groups(

@@ -225,7 +225,39 @@ def test_a_full_queue_takes_the_first_students(serving: Callable[..., StudentSer
     assert refused.size._outstanding == 0
     smaller = serving(SizingRule(groups=limit))
     smaller.add_task(task)
-    assert {own.students for own in smaller.infer(queries)} == {1}
+    assert {own.students for own in smaller.infer(queries)} == {2}
+    assert {own.students for own in smaller.infer([*queries, *queries])} == {1}
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["added", "registered"])
+def test_a_group_without_pruning_never_answers_by_fewer(
+    serving: Callable[..., StudentServing], own_engine: Engine, read: bool
+) -> None:
+    """Its head learnt from the sum of all alone."""
+    task = group_task()
+    assert task.students is not None
+    task = dataclasses.replace(task, students=dataclasses.replace(task.students, least=3))
+    engine = serving(SizingRule(groups=1, together=1))
+    if read:
+        engine.add_task(task)
+    else:
+        classes = engine.lower_task(task).classes
+        engine.register_task(task.id, lambda: task, classes=classes, students=3, least=3)
+    engine.add_task(group_task("other", seed=7))
+    ask(engine.size, 20)
+    assert engine.size.answering == 1
+    assert_answers(asked(engine, "group"), task, 3)
+    assert {own.students for own in asked(engine, "other")} == {1}
+    limit = own_engine.settings.max_queue
+    mixed = [Query(name, "a") for name in ("group", "other")] * (limit // 4)
+    answer(engine.size, 20)
+    found = engine.infer(mixed)
+    assert {own.students for own in found[::2]} == {3} and {own.students for own in found[1::2]} == {1}
+    with pytest.raises(TooLarge):
+        engine.submit([Query("group", "a")] * (limit // 2))
+    own_engine.remove_task(engine._groups[TaskName.of("group")].ids[-1])
+    (lost,) = engine.infer([Query("group", "a")])
+    assert isinstance(lost.error, NotFound)
 
 
 def test_a_group_computes_as_many_texts_as_the_device_is_profiled_for(

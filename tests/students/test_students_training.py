@@ -89,6 +89,20 @@ def test_a_group_learns_and_answers_the_same_from_its_file(made) -> None:  # typ
     assert evaluate_task(again, shallow(), examples(24, 1)) == pytest.approx(dict(found.scores[found.best - 1]))
 
 
+def test_without_pruning_no_smaller_group_may_answer(made) -> None:  # type: ignore[no-untyped-def]
+    """The head learnt from the sum of all alone, which the file says."""
+    _, teacher, pruned = made
+    plan = dataclasses.replace(PLAN, pruning=False, most=2, training=dataclasses.replace(PLAN.training, epochs=1))
+    found = train_group("g", shallow(), teacher, examples(16), examples(8, 1), plan, settings=SETTINGS, max_length=16)
+    assert pruned.task.students.least == 1
+    assert found.task.students is not None and found.task.students.least == found.best
+    again = read_task(task_to_bytes(found.task), id="g", config=shallow().config, backbone=shallow().ref())
+    assert again.students == found.task.students
+    wrong = dataclasses.replace(found.task, students=dataclasses.replace(found.task.students, least=found.best + 1))
+    with pytest.raises(InvalidTask, match=r"students\.least"):
+        read_task(task_to_bytes(wrong), id="g", config=shallow().config, backbone=shallow().ref())
+
+
 def test_a_run_goes_on_from_what_it_kept(made) -> None:  # type: ignore[no-untyped-def]
     folder, teacher, found = made
     steps = []

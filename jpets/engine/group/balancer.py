@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jpets.engine.engine import Engine
+from jpets.engine.group.apart import apart
 from jpets.engine.group.homes import Homes
 from jpets.engine.group.mover import Mover
 from jpets.scheduling.balancing.rebalance import rebalance, work
@@ -140,14 +141,16 @@ class Balancer:
             self.interval = self._rule.following(self.interval, self.phi)
 
     def _room(self, homes: Mapping[TaskName, Sequence[int]], live: Sequence[int]) -> Room[TaskName]:
-        """Slots of these devices that are free or can become so, and bytes. A task that is not on its device takes no
-        bytes: its new home loads it when a query comes."""
+        """Slots of these devices that are free or can become so, places for students of each group, and bytes. A task
+        that is not on its device takes no bytes: its new home loads it when a query comes."""
         takes = {
             name: self._members[devices[0]].slots_of(name.id, tenant=name.tenant) for name, devices in homes.items()
         }
         sizes = {name: float(sum(slots.values())) for name, slots in takes.items()}
-        places = [self._members[device].tasks.slots.room() for device in live]
-        return Room(sizes, budget=self.allowance.left, takes=takes, places=places)
+        groups, left = apart(self._homes, homes, live)
+        kinds = {name: {*slots, *([groups[name]] if name in groups else ())} for name, slots in takes.items()}
+        places = [{**self._members[at].tasks.slots.room(), **own} for at, own in zip(live, left, strict=True)]
+        return Room(sizes, budget=self.allowance.left, takes=kinds, places=places)
 
     def _weight(self, name: TaskName, devices: Sequence[int]) -> float | None:
         tenant, id = name

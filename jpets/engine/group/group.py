@@ -198,8 +198,10 @@ class EngineGroup(Serves):
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
         students: int = 0,
+        least: int = 1,
         place: int | None = None,
     ) -> None:
+        del least
         if students:
             refuse_group(id)
         name = TaskName(tenant, id)

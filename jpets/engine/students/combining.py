@@ -20,9 +20,9 @@ PASSING = (Saturated, OutOfSpace, DeadlineExceeded)
 
 def combined(id: str, task: Task | None, found: Sequence[Result], *, fixed: bool = False) -> Result:
     """The answer of a group by the vectors of its first students. Where one of these has none, those before it answer;
-    an error where the first has none. ``fixed``: where one has none for a reason that passes, as its programs are still
-    prepared or its turn came too late, that is an error too: answers do not depend on the traffic. ``task`` has the
-    group's head and multipliers; None where no student was ever read."""
+    an error where they are fewer than the group's ``least``. ``fixed``: where one has none for a reason that passes, as
+    its programs are still prepared or its turn came too late, that is an error too: answers do not depend on the
+    traffic. ``task`` has the group's head and multipliers; None where no student was ever read."""
     vectors: list[FloatArray] = []
     problem: JpetsError | None = None
     for each in found:
@@ -33,7 +33,8 @@ def combined(id: str, task: Task | None, found: Sequence[Result], *, fixed: bool
             break
         vectors.append(each.embedding)
     timing = _timing([each.timing for each in found[: max(1, len(vectors))] if each.timing is not None])
-    if not vectors:
+    least = task.students.least if task is not None and task.students is not None else 1
+    if len(vectors) < least:
         assert problem is not None
         return failure(id, problem, found[0].tokens, timing)
     assert task is not None and task.students is not None

@@ -12,11 +12,10 @@ import numpy as np
 
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
+from jpets.engine.tasks.student_names import student_ids
 from jpets.errors import InvalidTask
 from jpets.types import Query, Result, Task, TaskName
 
-MARK = "#"
-"""Between the name of a group and the rest of a student's id; no id that a user gives has one."""
 TIERS: Sequence[Tier] = ("device", "host", "repository")
 """The nearest first."""
 Found = Task | BaseException
@@ -32,6 +31,8 @@ class Group:
     ids: tuple[str, ...]
     number: int = 0
     """Of all versions of groups in the process."""
+    least: int = 1
+    """Students that a query gets at least."""
     outline: Task | None = None
     """The group without its deltas, once it was read."""
     asked: int = 0
@@ -48,8 +49,8 @@ class Group:
     """What reading its file took the last time."""
 
     def queries(self, query: Query, count: int) -> list[Query]:
-        """The query for each of the first ``count`` students."""
-        return [dataclasses.replace(query, task=id) for id in self.ids[:count]]
+        """The query for each of the first ``count`` students, or of the ``least`` that may answer."""
+        return [dataclasses.replace(query, task=id) for id in self.ids[: max(count, self.least)]]
 
     def awaits(self, at: int) -> bool:
         """Whether a student is to come to memory."""
@@ -86,15 +87,12 @@ class Group:
         return dataclasses.replace(result, error=type(result.error)(told))
 
 
-def group_of(name: TaskName, load: Callable[[], Task], version: int | None, students: int, number: int) -> Group:
+def group_of(
+    name: TaskName, load: Callable[[], Task], version: int | None, students: int, number: int, least: int = 1
+) -> Group:
     """``number`` tells this version from any other one of the process."""
-    ids = tuple(f"{name.id}{MARK}{number}.{at + 1}" for at in range(students))
-    return Group(Entry(name.tenant, name.id, load, version), ids, number)
-
-
-def is_first(id: str) -> bool:
-    """Whether an engine's task is a group's first student, or no student at all."""
-    return MARK not in id or id.endswith(".1")
+    entry = Entry(name.tenant, name.id, load, version)
+    return Group(entry, student_ids(name.id, number, students), number, least)
 
 
 def _alike(one: Task, other: Task) -> bool:

@@ -21,14 +21,16 @@ from jpets.engine.engine import Engine
 from jpets.engine.interface import Serves
 from jpets.engine.report import EngineReport
 from jpets.engine.results.stats import BatchObserver
+from jpets.engine.students.asking import parts_of, sent
 from jpets.engine.students.combining import combined, when_all
 from jpets.engine.students.files import GroupFiles, in_memory
-from jpets.engine.students.group import MARK, TIERS, Group, group_of, is_first, kept_scores, with_id
+from jpets.engine.students.group import TIERS, Group, group_of, kept_scores, with_id
 from jpets.engine.students.sizing import GroupSize, Together
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
+from jpets.engine.tasks.student_names import MARK, is_first
 from jpets.engine.workloads.registry import network_of
-from jpets.errors import JpetsError, NotFound, Saturated, TooLarge
+from jpets.errors import JpetsError, NotFound
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
 
 
@@ -138,8 +140,12 @@ class StudentServing(Serves):
             if counted := sum(group is not None for group in held):
                 self.size.asked(counted)
             answering = self.size.answering  # one number for all texts, whose scores may be compared
-            parts = [self._parts(query, group, answering) for query, group in zip(queries, held, strict=True)]
-            futures = iter(self._sent(parts, send))
+            parts = [parts_of(query, group, answering) for query, group in zip(queries, held, strict=True)]
+            for own, group in zip(parts, held, strict=True):
+                if group is not None:
+                    self._files.want(group, len(own))
+            every = [one for own in parts for one in own]
+            futures = iter(send(every) if self.size.rule.fixed else sent(parts, held, send))
         except BaseException:
             self.size.answered(counted)
             for group in held:
@@ -150,27 +156,6 @@ class StudentServing(Serves):
             some = [next(futures) for _ in own]
             found.append(some[0] if group is None else self._joined(group, some))
         return found
-
-    def _parts(self, query: Query, group: Group | None, answering: int) -> list[Query]:
-        """The engine's queries for one query. Its names of students are no tasks of a user."""
-        if group is not None:
-            self._files.want(group, answering)
-            return group.queries(query, answering)
-        hidden = isinstance(query.task, str) and MARK in query.task
-        return [dataclasses.replace(query, task=f"{query.task}{MARK}") if hidden else query]
-
-    def _sent(
-        self, parts: list[list[Query]], send: Callable[[Sequence[Query]], list[Future[Result]]]
-    ) -> list[Future[Result]]:
-        """Where the queue has no room for all students, it may have some for the first ones."""
-        try:
-            return send([one for own in parts for one in own])
-        except (Saturated, TooLarge):
-            if self.size.rule.fixed or all(len(own) == 1 for own in parts):
-                raise
-            for own in parts:
-                del own[1:]
-            return send([one for own in parts for one in own])
 
     def _joined(self, group: Group, parts: Sequence[Future[Result]]) -> Future[Result]:
         whole = when_all(parts, partial(self._combine, group))
@@ -242,7 +227,9 @@ class StudentServing(Serves):
             self.engine.add_task(lowered, tenant=tenant, version=version, load=load, place=place)
             self._replace(name, None)
             return
-        group = group_of(name, load or in_memory(lowered.task), version, len(lowered.students), next(self._numbers))
+        assert lowered.task.students is not None
+        count, least = len(lowered.students), lowered.task.students.least
+        group = group_of(name, load or in_memory(lowered.task), version, count, next(self._numbers), least)
         group.outline = dataclasses.replace(lowered.task, deltas=())
         try:
             for at, (id, own) in enumerate(zip(group.ids, lowered.students, strict=True)):
@@ -264,6 +251,7 @@ class StudentServing(Serves):
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
         students: int = 0,
+        least: int = 1,
         place: int | None = None,
     ) -> None:
         name = TaskName(tenant, id)
@@ -273,7 +261,7 @@ class StudentServing(Serves):
             )
             self._replace(name, None)
             return
-        group = group_of(name, load, version, students, next(self._numbers))
+        group = group_of(name, load, version, students, next(self._numbers), least)
         each = len(classes) // students
         try:
             for at, own in enumerate(group.ids):

@@ -61,8 +61,14 @@ def query(
         documents = [item.model_dump(exclude_unset=True) for item in items]
         print_json([{"text": text, **document} for text, document in zip(asked, documents, strict=True)])
     else:
-        rows = [row for text, item in zip(asked, items, strict=True) for row in _rows(text, item, top_k)]
-        print_table(("text", "answer", "score"), rows, numbers=("score",))
+        of_groups = any(item.students is not None for item in items)
+        columns = ("text", "answer", "score", *(("students",) if of_groups else ()))
+        rows = [
+            (*row, item.students or "")[: len(columns)]
+            for text, item in zip(asked, items, strict=True)
+            for row in _rows(text, item, top_k)
+        ]
+        print_table(columns, rows, numbers=("score", "students"))
     failed = sum(item.error is not None for item in items)
     if failed:
         report_error(f"{failed} of {len(items)} texts could not be answered")

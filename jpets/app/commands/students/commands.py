@@ -14,6 +14,7 @@ from jpets.app.commands.options import (
     Kept,
     Seed,
     TextColumn,
+    TextPair,
     TrainingDType,
     check_new_folder,
     check_task_output,
@@ -40,7 +41,6 @@ Data = Annotated[Path, typer.Argument(exists=True, help=".csv, .tsv, .jsonl or .
 Shallow = Annotated[
     str, typer.Option("--backbone", envvar="JPETS_BACKBONE", help="shallow backbone, of jpets students backbone")
 ]
-TextPair = Annotated[str | None, typer.Option(help="column of second texts")]
 Label = Annotated[str, typer.Option(help="column of labels")]
 MaxLength = Annotated[int, typer.Option(min=2, help="tokens that texts are cut to")]
 
@@ -252,6 +252,10 @@ def serve_policy(server: ServerUrl = DEFAULT_SERVER, as_json: JsonOption = False
                 ("dropped", f"{own.drops} times"),
                 ("added again", f"{own.additions} times"),
                 *((f"answers by {number}", count) for number, count in sorted(own.answers.items())),
+                *(
+                    (f"{number} keep", f"{share:.1%} of the teacher's score")
+                    for number, share in sorted(own.kept.items())
+                ),
             ]
         )
 
