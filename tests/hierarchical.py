@@ -24,15 +24,17 @@ from jpets.plot.layers import NGramLayers
 from jpets.plot.ngrams import Window, keys_of, ngrams
 from jpets.plot.tree import FORMS, LAYERS, TABLES, Branch, Tree
 from jpets.plot.values import stored
-from jpets.tokenizing import NO_ROW, TextEncoder
+from jpets.tokenizing import NO_ROW, TextEncoder, Tokens
 from jpets.training.adapt import Hierarchical
 from jpets.training.forward import TextRows, task_outputs
 from jpets.types import LoadedBackbone, Preprocessing, Query, Task
 
+Given = str | tuple[str, str]
+"""A text, or a pair."""
 COUNT = 1
 """Layers that tables stand for."""
-MOST = 48
-"""Tokens of a text that is computed."""
+MOST = 64
+"""Tokens of a text that is computed: all that the smallest of these backbones takes."""
 IN_ROOT = ("a text of the root", "the same words")
 IN_DOMAIN = ("some text", "other words of the domain", "a", "a text of the root")
 
@@ -59,12 +61,16 @@ def model_of(name: str = "tiny-bert", size: int = 3, seed: int = 1) -> Hierarchi
 
 def keys_of_texts(name: str, texts: Sequence[str], layers: NGramLayers) -> np.ndarray:
     rule = Preprocessing(truncation=True)
-    given = ids_of(TextEncoder.of(tiny(name)), texts, rule)
-    return np.unique(np.concatenate([keys_of(ngrams(layers.normal(ids), None, layers.window)) for ids in given]))
+    given = tokens_of(TextEncoder.of(tiny(name)), texts, rule)
+    return np.unique(np.concatenate([keys_of(ngrams(layers.normal(own.ids), None, layers.window)) for own in given]))
 
 
-def ids_of(encoder: TextEncoder, texts: Sequence[str], rule: Preprocessing) -> list[np.ndarray]:
-    return [encoder.encode(Query(None, text), rule).ids for text in texts]
+def tokens_of(encoder: TextEncoder, texts: Sequence[Given], rule: Preprocessing) -> list[Tokens]:
+    return [encoder.encode(query_of(None, text), rule) for text in texts]
+
+
+def query_of(task: str | None, text: Given) -> Query:
+    return Query(task, text) if isinstance(text, str) else Query(task, *text)
 
 
 def write_tables(
@@ -116,7 +122,7 @@ def opened(folder: pathlib.Path) -> Backbone:
 
 
 def computed(
-    backbone: LoadedBackbone, name: str, task: Task, texts: Sequence[str], texts_of_domain: Sequence[str], seed: int
+    backbone: LoadedBackbone, name: str, task: Task, texts: Sequence[Given], texts_of_domain: Sequence[str], seed: int
 ) -> np.ndarray:
     """Logits of texts whose n-grams are computed: by the domain's layers where they are in its table, else by the
     root's, which has ``IN_ROOT`` and each token alone; a missing n-gram by what is left without its farthest
@@ -126,15 +132,17 @@ def computed(
     layers, model = layers_of(name, size, backbone.tables.tree.forms is not None), model_of(name, size)
     window = layers.window
     rule = dataclasses.replace(task.preprocessing, domain=None)
-    given = [layers.normal(one) for one in ids_of(TextEncoder.of(tiny(name)), texts, rule)]
+    tokens = tokens_of(TextEncoder.of(tiny(name)), texts, rule)
+    given = [layers.normal(one.ids) for one in tokens]
     own = grams_of_texts(name, texts_of_domain, layers) if task.preprocessing.domain else set()
     root = grams_of_texts(name, IN_ROOT, layers)
     known = root | {cut(gram, window, *span) for gram in root for span in window.shorter}
     spans = [(window.before, window.after), *window.shorter]
-    ids = np.full((len(texts), MOST), NO_ROW)
+    ids, types = np.full((len(texts), MOST), NO_ROW), np.zeros((len(texts), MOST), np.int32)
     table = np.zeros((ids.size, size, layers.config.hidden_size), np.float32)
     for row, grams in enumerate(ngrams(one, None, window) for one in given):
         ids[row, : len(grams)] = row * MOST + np.arange(len(grams))
+        types[row, : len(grams)] = tokens[row].types
         found = []
         for gram in map(tuple, grams.tolist()):
             shorter = (each for each in (cut(gram, window, *span) for span in spans) if each in known)
@@ -145,7 +153,7 @@ def computed(
             filled[chosen] = [found[at][1] for at in chosen]
             vectors = vectors_of(name, size)(domain_layers(name, size, of), filled)
             table[row * MOST + chosen] = vectors[chosen]
-    rows = TextRows(jnp.asarray(ids), jnp.zeros_like(ids), jnp.array([len(one) for one in given]))
+    rows = TextRows(jnp.asarray(ids), jnp.asarray(types), jnp.array([len(one) for one in given]))
     kept_as = backbone.config.table_format
     encoder = split(dataclasses.replace(layers.upper, table_rows=ids.size, table_format=kept_as))
     params = {**jax.tree.map(jnp.asarray, model.upper), "table": jnp.asarray(stored(table, kept_as))}
@@ -160,8 +168,8 @@ def vectors_of(name: str, size: int) -> Callable[[Params, np.ndarray], np.ndarra
 
 
 def grams_of_texts(name: str, texts: Sequence[str], layers: NGramLayers) -> set[tuple[int, ...]]:
-    given = ids_of(TextEncoder.of(tiny(name)), texts, Preprocessing(truncation=True))
-    return {tuple(gram) for ids in given for gram in ngrams(layers.normal(ids), None, layers.window).tolist()}
+    given = tokens_of(TextEncoder.of(tiny(name)), texts, Preprocessing(truncation=True))
+    return {tuple(gram) for own in given for gram in ngrams(layers.normal(own.ids), None, layers.window).tolist()}
 
 
 def cut(gram: tuple[int, ...], window: Window, before: int, after: int) -> tuple[int, ...]:

@@ -222,13 +222,15 @@ class FurtherPretrain(_Asked):
 class MakeDomain(_Asked):
     """A domain of a backbone's tables, from texts without labels, with the options of ``jpets plot domain``. Without
     epochs a domain that is there keeps its n-gram layers, and gets a table of these texts. ``whole`` names a backbone
-    of the server: the one that the root was made of, where that is not where it was then."""
+    of the server: the one that the root was made of, where that is not where it was then, or that with its lower layers
+    trained further."""
 
     kind: Literal["make-domain"] = "make-domain"
     domain: Id
     whole: Annotated[Text, Field(max_length=128)] | None = None
     format: DataFormat | Literal["txt"] = "txt"
     text: Column = "text"
+    text_pair: Column | None = None
     share: Annotated[Number, Field(ge=0, le=1)] = 0.5
     epochs: Annotated[int, Field(ge=0, le=1000)] = 1
     batch: Annotated[int, Field(ge=1, le=4096)] = 32

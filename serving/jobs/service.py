@@ -347,9 +347,10 @@ class Jobs:
             return []
 
     def _platform_of(self, job: JobFolder) -> str:
-        """The platform that a job computes on: tables are in host memory, and far larger than a device's."""
-        own = self._service(job.request.backbone)
-        return "cpu" if own is not None and own.backbone.tables is not None else self._platform
+        """The platform that a job computes on: tables are in host memory, and far larger than a device's. Those of a
+        teacher's backbone too."""
+        read = [self._service(name) for name in still_read(job)]
+        return "cpu" if any(own is not None and own.backbone.tables is not None for own in read) else self._platform
 
     def _is_runnable(self, job: JobFolder) -> bool:
         """Whether the backbones that a job reads are here, and those that it makes something for loaded or starting;

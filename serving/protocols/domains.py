@@ -23,9 +23,12 @@ router = APIRouter(prefix="/v1/domains", tags=["domains"])
 
 @router.get("", response_model=DomainList, summary="List the domains")
 async def list_domains(here: Here) -> DomainList:
-    """Of every backbone with tables: their sizes, the tasks that use them, and where the tokens of texts were found
-    since the start. The root, which all domains of a backbone share, has no name."""
-    return DomainList(domains=await asyncio.to_thread(_items, here.services))
+    """Of every backbone with tables: their sizes, and for a key of scope `admin` the tasks that use them, and where the
+    tokens of texts were found since the start. The root, which all domains of a backbone share, has no name."""
+    items = await asyncio.to_thread(_items, here.services)
+    if not here.asker.may("admin"):
+        items = [own.model_copy(update={"tasks": None, "tokens": None, "found": {}}) for own in items]
+    return DomainList(domains=items)
 
 
 @router.post("", response_model=JobItem, status_code=202, summary="Make a domain", openapi_extra=FILE_BODY)

@@ -241,15 +241,16 @@ class StudentsList(BaseModel):
 
 class DomainItem(BaseModel):
     """A domain's table, or that of the root, which has no name. ``found`` are the shares of the ``tokens`` that were
-    looked up since the start, by where they were found; ``problem`` says why a table cannot be used."""
+    looked up since the start, by where they were found; ``problem`` says why a table cannot be used. Without the scope
+    for the whole server's figures ``tasks`` and ``tokens`` are None, and ``found`` is empty."""
 
     backbone: str
     name: str | None
     full_name: str | None
     entries: int
     bytes: int
-    tasks: int
-    tokens: int
+    tasks: int | None
+    tokens: int | None
     found: dict[str, float]
     problem: str | None = None
 

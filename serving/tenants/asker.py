@@ -25,9 +25,12 @@ class Asker(NamedTuple):
     key: str | None = None
     """The id of the key that was sent."""
 
+    def may(self, scope: Scope | None) -> bool:
+        return scope is None or scope in self.scopes
+
     def check(self, scope: Scope | None) -> None:
         """Raises ``Forbidden`` where it needs a scope that the key does not have."""
-        if scope is not None and scope not in self.scopes:
+        if not self.may(scope):
             raise Forbidden(f"this needs a key of scope {scope}, found one of {', '.join(self.scopes)}")
 
 

@@ -12,6 +12,7 @@ ROUTES: Mapping[Scope | None, str] = {
     ANY: """
         GET /
         GET /v1/backbones
+        GET /v1/domains
         GET /v1/models
         GET /v1/models/{id:path}
         GET /v1/tasks

@@ -97,6 +97,44 @@ def test_a_root_and_its_domains_by_normal_forms(
     assert sum(found.values()) == 2 * len(small)
 
 
+def test_a_domain_of_a_backbone_that_knows_its_texts(
+    run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HMI trains the lower layers further on a domain before they become n-gram layers. The layers above are the
+    root's, so that a backbone with others is refused."""
+    monkeypatch.setattr(tables, "LEAST_TOKENS", 10)
+    source, folder = FIXTURES / "tiny-bert", tmp_path / "tables"
+    result = run("plot", "root", source, texts, folder, "--layers", 1, "--share", 1, *QUICK)
+    assert result.exit_code == 0, result.output
+    for layer, name in enumerate(("below", "above")):
+        further = ("--layers", layer, "--dtype", "float32", "--rate", 0.01, "--batch", 16)
+        result = run("backbone", "pretrain", source, texts, tmp_path / name, *further)
+        assert result.exit_code == 0, result.output
+    for domain, more in (("plain", ()), ("knowing", ("--whole", tmp_path / "below"))):
+        result = run("plot", "domain", folder, texts, domain, *QUICK, *more)
+        assert result.exit_code == 0, result.output
+    named = {each["domain"]: each["layers"] for each in json.loads(run("plot", "list", folder, "--json").stdout)}
+    assert named["plain"] != named["knowing"], "both imitate the same backbone"
+    result = run("plot", "domain", folder, texts, "other", *QUICK, "--whole", tmp_path / "above")
+    assert result.exit_code == 1 and "lower layers trained further" in result.stderr
+
+
+def test_pairs_teach_a_root_the_types_of_their_tokens(run: Run, tmp_path: Path) -> None:
+    """Where no text had a second type, it is served as the first."""
+    pairs, folder = tmp_path / "pairs.csv", tmp_path
+    pairs.write_text("text,other\n" + "the library reads files,files are read\nsome words,other words\n" * 24)
+    of_root = ("--layers", 1, "--share", 1, *QUICK)
+    told = {}
+    for name, more in (("plain", ()), ("paired", ("--text-pair", "other"))):
+        result = run("plot", "root", FIXTURES / "tiny-bert", pairs, folder / name, *of_root, *more)
+        assert result.exit_code == 0, result.output
+        first, second = np.asarray(load_backbone(folder / name).params["token_type"])
+        told[name] = bool((first != second).any())
+    assert told == {"plain": False, "paired": True}
+    result = run("plot", "root", FIXTURES / "tiny-bert", pairs, folder / "none", *of_root, "--text-pair", "third")
+    assert result.exit_code == 1 and "third" in result.stderr
+
+
 def test_what_cannot_be_made_is_refused(run: Run, texts: Path, tmp_path: Path) -> None:
     source, out = FIXTURES / "tiny-bert", tmp_path / "out"
     for more, said in (

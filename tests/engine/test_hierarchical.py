@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 import pytest
-from hierarchical import IN_DOMAIN, computed, opened, write_tables
+from hierarchical import IN_DOMAIN, MOST, Given, computed, opened, query_of, write_tables
 from support import ENGINE_SETTINGS, FIXTURES, make_head, make_task, random_delta, shallow
 
 from checkpoints.backbone import Backbone
@@ -25,13 +25,14 @@ from jpets.types import Classification, Embedding, Head, Preprocessing, Query, T
 
 METHODS = ("adapter", "bitfit", "mask", "prefix", "prompt")
 DOMAINS = (("games", IN_DOMAIN, 2), ("science", ("words of science",), 3))
-TEXTS = (
+TEXTS: Sequence[Given] = (
     "some text",
+    ("some text", "other words of the domain"),
     "a text of the root",
     "A TEXT of the Root",
     "unheard words xyzzy",
     "a",
-    "words of science and other words of the domain, which are many " * 2,
+    "words of science and other words of the domain, which are many " * 8,
     "中文的词",
 )
 SEEDS: dict[str | None, int] = {None: 1, **{name: seed for name, _, seed in DOMAINS}}
@@ -43,22 +44,34 @@ def task_of(backbone: Backbone, method: str, domain: str | None) -> Task:
     head = make_head(np.random.default_rng(3), backbone.config.hidden_size, 3)
     assert backbone.tables is not None
     full_name = None if domain is None else backbone.tables.full_name(domain)
-    rule = Preprocessing(truncation=True, max_length=40, domain=full_name)
+    longest = 40 if method in ("prefix", "prompt") else MOST
+    rule = Preprocessing(truncation=True, max_length=longest, domain=full_name)
     return make_task(backbone, f"{method}-{domain or 'root'}", [delta], head, preprocessing=rule)
 
 
 @pytest.fixture(
-    scope="module", params=["tiny-bert", "tiny-roberta float8", "tiny-roberta staged", "tiny-roberta normal"]
+    scope="module",
+    params=[
+        "tiny-bert",
+        "tiny-bert 2 normal",
+        "tiny-bert 5",
+        "tiny-roberta float8",
+        "tiny-roberta staged",
+        "tiny-roberta staged float8 5",
+        "tiny-roberta normal",
+    ],
 )
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Engine, list[Task]]]:
-    """Staged: as a device with memory of its own would get them; normal: looked up by normal forms."""
+    """Staged: as a device with memory of its own would get them; normal: looked up by normal forms; a number: tokens
+    of an n-gram."""
     folder = tmp_path_factory.mktemp("tables")
-    name, _, how = request.param.partition(" ")
-    settings = dataclasses.replace(ENGINE_SETTINGS, tables="staged" if how == "staged" else "auto")
-    kept_as: TableFormat = "float8" if how == "float8" else "bfloat16"
-    backbone = opened(write_tables(folder / "own", name, domains=DOMAINS, kept_as=kept_as, normal=how == "normal"))
+    name, *how = request.param.split()
+    settings = dataclasses.replace(ENGINE_SETTINGS, tables="staged" if "staged" in how else "auto")
+    kept_as: TableFormat = "float8" if "float8" in how else "bfloat16"
+    size = next((int(own) for own in how if own.isdigit()), 3)
+    backbone = opened(write_tables(folder / "own", name, size, DOMAINS, kept_as, "normal" in how))
     methods = METHODS if request.param == "tiny-bert" else ("lora", "prompt")
     tasks = [task_of(backbone, method, domain) for method in methods for domain in (None, "games", "science")]
     with Engine(backbone, tasks, settings, cache_dir=folder / "cache").start() as engine:
@@ -71,7 +84,7 @@ Served = tuple[str, Engine, list[Task]]
 def test_answers_are_those_of_computing_the_ngram_layers(served: Served) -> None:
     """Of every method, and of tasks of three domains in one batch."""
     name, engine, tasks = served
-    results = engine.infer([Query(task.id, text) for task in tasks for text in TEXTS])
+    results = engine.infer([query_of(task.id, text) for task in tasks for text in TEXTS])
     for number, task in enumerate(tasks):
         domain = None if task.preprocessing.domain is None else task.preprocessing.domain.partition("@")[0]
         expected = computed(engine.backbone, name, task, TEXTS, OWN_TEXTS[domain], SEEDS[domain])

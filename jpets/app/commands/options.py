@@ -17,6 +17,7 @@ from jpets.errors import Conflict
 
 OUTPUT, SUFFIX = "--output", ".safetensors"
 TextColumn = Annotated[str, typer.Option(help="column of the texts")]
+TextPair = Annotated[str | None, typer.Option(help="column of second texts")]
 TrainingDType = Annotated[DType, typer.Option(help="of the forward pass")]
 Kept = Annotated[
     Path | None, typer.Option("--checkpoints", file_okay=False, help="folder that a killed run goes on from")

@@ -206,7 +206,7 @@ def build_domain(
     lower, losses, vocabulary = model.ngrams, None, None
     if making.plan.epochs:  # before anything is counted, which takes long
         whole = whole or _whole(tree)
-        _check_whole(whole, tree, layers.config)
+        _check_whole(whole, tree, layers)
         vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None
     with _kept(checkpoints, folder / PLOT) as kept:
         keys, found_there = _chosen(plain, examples, texts, layers, kept, making)
@@ -271,11 +271,25 @@ def _whole(tree: Tree) -> Backbone:
         ) from error
 
 
-def _check_whole(whole: Backbone, tree: Tree, expected: BackboneConfig) -> None:
-    """Raises ``InvalidInput`` for another backbone than the one that the root was made of."""
+def _check_whole(whole: Backbone, tree: Tree, layers: NGramLayers) -> None:
+    """Raises ``InvalidInput`` for another backbone than the one that the root was made of, or that with lower layers
+    trained further on a domain's texts (HMI section 5.1)."""
+    expected = layers.config
     known = (tree.root.details.get("whole") or {}).get("fingerprint", whole.fingerprint)
-    if whole.fingerprint != known or dataclasses.replace(whole.config, usual_length=expected.usual_length) != expected:
-        raise InvalidInput(f"expected the backbone that the root was made of, found another one, {whole.name!r}")
+    alike = dataclasses.replace(whole.config, usual_length=expected.usual_length) == expected
+    if not alike or (whole.fingerprint != known and not _same_above(whole, _whole(tree), known, layers)):
+        raise InvalidInput(
+            "expected the backbone that the root was made of, or that with its lower layers trained further (`jpets "
+            f"backbone pretrain`), found another one, {whole.name!r}"
+        )
+
+
+def _same_above(whole: Backbone, original: Backbone, known: str, layers: NGramLayers) -> bool:
+    """Whether a backbone differs from the ``original``, which is the ``known`` one, in the lower layers alone."""
+    if original.fingerprint != known or whole.tokenizer_json != original.tokenizer_json:
+        return False
+    both = [jax.tree.leaves(layers.start_upper(dict(own.params))) for own in (whole, original)]
+    return all(np.array_equal(one, other) for one, other in zip(*both, strict=True))
 
 
 def whole_config(upper: BackboneConfig, count: int) -> BackboneConfig:
@@ -285,10 +299,10 @@ def whole_config(upper: BackboneConfig, count: int) -> BackboneConfig:
 
 
 def _texts(backbone: Backbone, examples: Sequence[Example], making: Making) -> list[Tokens]:
-    """Tokens to train on."""
+    """Tokens to train on, of texts and pairs."""
     rule = Preprocessing(max_length=min(making.max_length, backbone.config.max_positions), truncation=True)
     encoder = TextEncoder.of(backbone)
-    return [encoder.encode(Query(None, each.plain), rule) for each in examples]
+    return [encoder.encode(Query(None, each.plain, each.text_pair), rule) for each in examples]
 
 
 def _drawn(texts: Sequence[Tokens], making: Making) -> Sequence[Tokens]:
@@ -318,22 +332,23 @@ def _chosen(
     """The n-grams of whole texts that a table holds, and those that are found while ``texts`` are trained on."""
     encoder, short = TextEncoder.for_length(backbone, WHOLE), backbone.config.max_positions
 
-    def ids_of(text: str, most: int = WHOLE) -> Any:
+    def ids_of(text: tuple[str, str | None], most: int = WHOLE) -> Any:
         try:
-            return encoder.encode(Query(None, text), Preprocessing(truncation=True, max_length=most), most).ids
+            return encoder.encode(Query(None, *text), Preprocessing(truncation=True, max_length=most), most).ids
         except InputTooLong:  # it has no place where it could be cut
             if most == short:
                 raise
             return ids_of(text, short)
 
     def each(start: int) -> Iterator[Any]:
-        for number, text in enumerate(plain[start:], start + 1):
+        for number, text in enumerate(given[start:], start + 1):
             yield layers.normal(ids_of(text))
-            if number % 1000 == 0 or number == len(plain):
-                making.report("texts counted", number, len(plain))
+            if number % 1000 == 0 or number == len(given):
+                making.report("texts counted", number, len(given))
 
-    plain, trained = [example.plain for example in examples], [layers.normal(own.ids) for own in texts]
-    with claimed(folder / COUNTS, backbone.fingerprint, layers, making.share, making.max_length, plain):
+    given = [(example.plain, example.text_pair) for example in examples]
+    trained = [layers.normal(own.ids) for own in texts]
+    with claimed(folder / COUNTS, backbone.fingerprint, layers, making.share, making.max_length, given):
         return choose(each, trained, layers.window, making.share, folder / COUNTS)
 
 

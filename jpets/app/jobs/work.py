@@ -230,7 +230,7 @@ def _make_domain(
 ) -> JobResult:
     from jpets.training.data import Columns, read_examples
 
-    examples = read_examples(job.data, Columns(request.text, None, None))
+    examples = read_examples(job.data, Columns(request.text, request.text_pair, None))
 
     from checkpoints.source import load_backbone
     from jpets.app.jobs.tables import Making, build_domain

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +15,27 @@ import numpy as np
 import pytest
 from clients import Call, client_of
 from hierarchical import IN_DOMAIN, opened, write_tables
+from listening import listening
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, make_head, make_task, random_delta
+from typer.testing import CliRunner
 
+from checkpoints.access import Access
+from checkpoints.catalog import Catalog
 from checkpoints.repository import Repository
 from checkpoints.task_file import read_task, task_to_bytes
+from jpets.access import SCOPES
 from jpets.app.hosting import outlines_of
+from jpets.cli import app
 from jpets.engine.engine import Engine
 from jpets.types import Preprocessing
+from serving.app import create_app
 from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.http.settings import ServingSettings
 from serving.jobs.folder import JobFolder
 from serving.jobs.request import MakeDomain
 from serving.jobs.service import Jobs
+from serving.tenants.keyring import Keyring
 
 TEXTS = b"the library reads files and writes files\nsome words of the domain are read again\n" * 1250
 
@@ -92,6 +103,35 @@ def test_domains_are_listed_counted_and_deleted(server: tuple[Call, Jobs]) -> No
     assert call("DELETE", "/v1/domains/science").status_code == 404
     assert call("DELETE", "/v1/domains/games", params={"backbone": "other"}).status_code == 404
     assert {item["name"] for item in call("GET", "/v1/domains").json()["domains"]} == {None, "games"}
+
+
+def test_commands_list_and_delete_domains_of_a_server(server: tuple[Call, Jobs]) -> None:
+    call, jobs = server
+    run = partial(CliRunner().invoke, app)
+    with listening(create_app(jobs._services, ServingSettings(), jobs)) as url:
+        listed = json.loads(run(["plot", "list", "--server", url, "--json"]).stdout)
+        assert {each["name"]: each["tasks"] for each in listed} == {None: 1, "games": 1, "science": 0}
+        assert "science" in run(["plot", "list", "--server", url]).stdout
+        result = run(["plot", "delete", "tiny-bert-tables", "games", "--server", url])
+        assert result.exit_code == 1 and "1 tasks use domain 'games'" in result.stderr
+        assert run(["plot", "delete", "tiny-bert-tables", "science", "--server", url]).exit_code == 0
+    assert {item["name"] for item in call("GET", "/v1/domains").json()["domains"]} == {None, "games"}
+    assert run(["plot", "list"]).exit_code == 2
+
+
+def test_a_key_that_is_not_for_the_whole_server_sees_no_figures_of_others(
+    server: tuple[Call, Jobs], tmp_path: Path
+) -> None:
+    _, jobs = server
+    with contextlib.closing(Catalog(tmp_path / "keys.sqlite")) as catalog:
+        access = Access(catalog)
+        keys = {scope: access.create("acme", [scope])[1] for scope in SCOPES}
+        call = client_of(jobs._services, ServingSettings(), jobs, Keyring(access))
+    for scope, key in keys.items():
+        found = call("GET", "/v1/domains", headers={"Authorization": f"Bearer {key}"}).json()["domains"]
+        assert [item["name"] for item in found] == [None, "games", "science"]
+        assert all(item["full_name"] and item["entries"] for item in found[1:])
+        assert {item["tasks"] is None for item in found} == {scope != "admin"}
 
 
 def test_a_domain_is_made_while_its_backbone_serves(server: tuple[Call, Jobs]) -> None:

@@ -21,7 +21,6 @@ from serving.tenants.scopes import METHODS, NEEDED, scope_of
 BODY = {"model": "topic", "input": "hello"}
 ADMIN = {
     ("GET", "/metrics"),
-    ("GET", "/v1/domains"),
     ("POST", "/v1/domains"),
     ("DELETE", "/v1/domains/{name}"),
     ("PUT", "/v1/backbones/{name}"),

@@ -7,11 +7,13 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
+from urllib.parse import quote
 
 import typer
 
 from jpets.app.commands.app import App
-from jpets.app.commands.options import Kept, Seed, TextColumn, TrainingDType, check_new_folder
+from jpets.app.commands.client.client import Server
+from jpets.app.commands.options import Kept, Seed, TextColumn, TextPair, TrainingDType, check_new_folder
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table, reporting, size
 from jpets.config import DType
 from jpets.errors import InvalidInput
@@ -35,6 +37,7 @@ Guesses = Annotated[float, typer.Option(min=0, help="weight of guessing hidden t
 Sample = Annotated[
     int | None, typer.Option(min=1, help="texts to train on, drawn at random; n-grams are counted in all. Default: all")
 ]
+OnServer = Annotated[str | None, typer.Option("--server", help="URL of a running server")]
 MaxLength = Annotated[int, typer.Option(min=2, help="tokens that texts are cut to in training")]
 
 
@@ -48,6 +51,7 @@ def root(
     share: Share = 0.5,
     name: Annotated[str | None, typer.Option(help="name of the backbone; by default DEST's")] = None,
     text: TextColumn = "text",
+    text_pair: TextPair = None,
     epochs: Epochs = 1,
     sample: Sample = None,
     batch: Batch = 32,
@@ -75,7 +79,7 @@ def root(
     from checkpoints.source import load_backbone
     from jpets.app.jobs.tables import make_root
 
-    with _making(data, text, share, epochs, batch, rate, max_length, dtype, seed, guesses, sample) as (
+    with _making(data, (text, text_pair), share, epochs, batch, rate, max_length, dtype, seed, guesses, sample) as (
         examples,
         making,
     ):
@@ -96,13 +100,18 @@ def domain(
     name: Annotated[str, typer.Argument(help="name of the domain; one of that name is replaced")],
     share: Share = 0.5,
     text: TextColumn = "text",
+    text_pair: TextPair = None,
     epochs: Epochs = 1,
     sample: Sample = None,
     batch: Batch = 32,
     rate: Rate = None,
     guesses: Guesses = 0.0,
     whole: Annotated[
-        str | None, typer.Option(help="the backbone that the root was made of; by default from where it was then")
+        str | None,
+        typer.Option(
+            help="the backbone that the root was made of, by default from where it was then; its lower layers may "
+            "have been trained further"
+        ),
     ] = None,
     max_length: MaxLength = 128,
     dtype: TrainingDType = "bfloat16",
@@ -124,7 +133,7 @@ def domain(
     from checkpoints.source import load_backbone
     from jpets.app.jobs.tables import make_domain
 
-    with _making(data, text, share, epochs, batch, rate, max_length, dtype, seed, guesses, sample) as (
+    with _making(data, (text, text_pair), share, epochs, batch, rate, max_length, dtype, seed, guesses, sample) as (
         examples,
         making,
     ):
@@ -134,8 +143,22 @@ def domain(
 
 
 @app.command("list")
-def list_domains(backbone: Folder, as_json: JsonOption = False) -> None:
-    """List the root and the domains of a backbone's tables, with their sizes."""
+def list_domains(
+    backbone: Annotated[
+        Path | None, typer.Argument(exists=True, file_okay=False, help="folder that jpets plot root wrote")
+    ] = None,
+    server: OnServer = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the root and the domains of a backbone's tables, with their sizes, in its folder or on a server.
+
+    A server lists those of all its backbones, with the tasks that use them and where tokens of texts were found.
+    """
+    if (backbone is None) == (server is None):
+        raise typer.BadParameter("expected the folder of a backbone, or --server")
+    if backbone is None:
+        _list_of_server(str(server), as_json=as_json)
+        return
     tree = _tree(backbone)
     rows = [
         {"domain": name, "bytes": _bytes(backbone, branch), "layers": branch.layers[:12], **branch.details}
@@ -154,20 +177,55 @@ def list_domains(backbone: Folder, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def delete(backbone: Folder, name: Annotated[str, typer.Argument(help="name of the domain")]) -> None:
-    """Remove a domain from a backbone's tables. Tasks that were trained in it are refused from then on."""
-    from checkpoints.native import PLOT
-    from jpets.plot.tree import Tree
+def delete(
+    backbone: Annotated[str, typer.Argument(help="folder that jpets plot root wrote; with --server a backbone's name")],
+    name: Annotated[str, typer.Argument(help="name of the domain")],
+    server: OnServer = None,
+) -> None:
+    """Remove a domain from a backbone's tables, in its folder or on a server.
 
-    _tree(backbone)
-    Tree.change(backbone / PLOT, lambda tree: tree.without(name))
+    A server refuses while tasks or jobs use it. In a folder nothing is known of tasks: those that were trained in it
+    are refused from then on, also by a server that runs.
+    """
+    if server is not None:
+        path = f"/v1/domains/{quote(name, safe='')}?backbone={quote(backbone, safe='')}"
+        Server(server).delete(path)
+    else:
+        from checkpoints.native import PLOT
+        from jpets.plot.tree import Tree
+
+        _tree(Path(backbone))
+        Tree.change(Path(backbone) / PLOT, lambda tree: tree.without(name))
     typer.echo(f"{name} is removed")
+
+
+def _list_of_server(server: str, *, as_json: bool) -> None:
+    from serving.protocols.schemas import DomainList
+
+    found = Server(server).ask(DomainList, "GET", "/v1/domains").domains
+    if as_json:
+        print_json([own.model_dump() for own in found])
+        return
+    rows = [
+        (
+            own.backbone,
+            own.name or "root",
+            f"{own.entries:,}",
+            size(own.bytes),
+            "" if own.tasks is None else own.tasks,
+            " ".join(f"{level} {share:.1%}" for level, share in own.found.items()),
+            own.problem or "",
+        )
+        for own in found
+    ]
+    head = ("backbone", "domain", "entries", "size", "tasks", "tokens found", "problem")
+    print_table(head, rows, numbers=("entries", "size", "tasks"))
 
 
 @contextlib.contextmanager
 def _making(
     data: Path,
-    text: str,
+    columns: tuple[str, str | None],
     share: float,
     epochs: int,
     batch: int,
@@ -186,7 +244,7 @@ def _making(
 
     set_up_training()
     with busy("read texts"):
-        examples = read_examples(data, Columns(text, None, None))
+        examples = read_examples(data, Columns(*columns, None))
     if not examples:
         raise InvalidInput(f"{data.name}: expected texts, found none")
     plan = TrainingPlan(epochs, batch, rate=rate, dtype=dtype, seed=seed)

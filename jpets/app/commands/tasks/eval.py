@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jpets.app.commands.options import TextPair
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, shown
 from jpets.app.commands.tasks.files import TaskFiles, for_each, task_files
 from jpets.errors import InvalidInput, JpetsError, NotFound, one_line
@@ -32,7 +33,7 @@ def evaluate(
     ],
     backbone: Annotated[str, typer.Option(envvar="JPETS_BACKBONE", help="folder, installed package or hub id")],
     text: Annotated[str, typer.Option(help="column of the texts, or of lists of words")] = "text",
-    text_pair: Annotated[str | None, typer.Option(help="column of second texts")] = None,
+    text_pair: TextPair = None,
     label: Annotated[
         str | None, typer.Option(help="column of labels  [label; none of pairs that an embedding task is to match]")
     ] = None,

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperOption
 
 from jpets.app.commands.client.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.app.commands.client.jobs import follow, print_job, start_job, texts_to_send
-from jpets.app.commands.options import TrainingDType, named, on_command_line, refuse_options
+from jpets.app.commands.options import TextPair, TrainingDType, named, on_command_line, refuse_options
 from jpets.app.commands.output import JsonOption
 from jpets.app.commands.training.here import train_each, train_one
 from jpets.kinds import Pooling, TruncationStrategy
@@ -68,7 +68,7 @@ def train(
         ),
     ] = None,
     text: Annotated[str, typer.Option(help="column of the texts, or of lists of words")] = "text",
-    text_pair: Annotated[str | None, typer.Option(help="column of second texts")] = None,
+    text_pair: TextPair = None,
     label: Annotated[
         str | None,
         typer.Option(help="column of labels, numbers, lists of labels, or lists of tags  [label; none to embed pairs]"),
