@@ -114,9 +114,10 @@ def tenants(found: Sequence[Document]) -> str:
         for name, own in each.systems.items():
             system, _, load = name.partition(", load ")
             times = [milliseconds(own[key]) for key in ("alone_p50", "beside_p50", "alone_p99", "beside_p99")]
-            rows.append([system, each.cpu, load, *times, f"{own['ratio']:.2f}", f"{own['served']:.0f}"])
+            counts = f"{own['served']:.0f}", str(own.get("compiled", MISSING))
+            rows.append([system, each.cpu, load, *times, f"{own['ratio']:.2f}", *counts])
     head = ["order", "machine", "load / share", "p50 alone, ms", "p50 beside", "p99 alone", "p99 beside", "p99 ratio"]
-    return markdown_table([*head, "queries/s of both"], rows, left=2)
+    return markdown_table([*head, "queries/s of both", "programs compiled a round"], rows, left=2)
 
 
 MIGRATION = {
