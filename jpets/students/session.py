@@ -132,7 +132,7 @@ def train_group(
     found = by_size(held_out)
     by_teacher = teacher.scores(held_out, judged.lessons)
     metric = main_name(by_teacher)
-    best = best_size([each[metric] for each in found], lower=metric == "rmse")
+    best = best_size([each[metric] for each in found], lower=metric == "rmse") if plan.pruning else len(found)
     task = _task(id, backbone, own, rule, student, pruned, best)
     kept = tuple(each[metric] for each in found[:best])
     least = 1 if plan.pruning else best  # the head learnt from no smaller number

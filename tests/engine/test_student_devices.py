@@ -77,7 +77,7 @@ def test_a_lost_device_leaves_the_students_before_its_own(
 
 
 def test_balancing_keeps_students_on_different_devices(devices: EngineGroup) -> None:
-    """Also beside one that nobody asks for now. With fewer devices than students each takes its share of them."""
+    """Those that answer: one that nobody asks for is in nobody's way."""
     serving = StudentServing(devices, FIXED, devices=DEVICES)
     serving.add_task(group_task())
     asked(serving, "group")
@@ -85,18 +85,48 @@ def test_balancing_keeps_students_on_different_devices(devices: EngineGroup) -> 
     names = [TaskName.of(id) for id in ids]
     assert sorted(device for id in ids for device in devices.devices_of(id)) == [0, 1, 2]
     for _ in range(20):
-        devices.homes.called(Counter({names[0]: 9000, names[1]: 1000}))
+        devices.homes.called(Counter({names[0]: 9000, names[1]: 1000, names[2]: 1000}))
         devices.balancer.round(1000.0)
         assert devices.mover.wait(10)
         stand = [device for id in ids for device in devices.devices_of(id)]  # a student that is hot has copies
         assert len(set(stand)) == len(stand)
     assert_answers(asked(serving, "group"), group_task(), 3)
-    groups, left = apart(devices.homes, names, range(DEVICES))
-    assert set(groups) == set(names) and len(set(groups.values())) == 1
-    assert [sum(own.values()) for own in left] == [device not in stand for device in range(DEVICES)]
-    few = [devices.devices_of(id)[0] for id in ids[:2]]
-    assert [sum(own.values()) for own in apart(devices.homes, names, few).left] == [1, 1], "two each at most"
-    assert apart(devices.homes, [TaskName.of("task")], [0, 1]).groups == {}
+
+
+def test_a_device_takes_its_share_of_the_students_that_are_asked() -> None:
+    one, two, three = (TaskName.of(f"a.group#7.{at}") for at in (1, 2, 3))
+    foreign = TaskName("acme", one.id)
+    standing = {one: (0, 3), two: (1,), three: (2,), foreign: (0,), TaskName.of("task"): (0,)}
+    groups, left = apart(standing, range(5))
+    assert groups[one] == groups[three] != groups[foreign] and TaskName.of("task") not in groups
+    assert [own[groups[one]] for own in left] == [0, 0, 0, 0, 1]
+    assert [own[groups[foreign]] for own in left] == [0, 1, 1, 1, 1]
+    (own, (few, more)) = apart({one: (0,), two: (1,), three: (0,)}, [0, 1])
+    assert (few[own[one]], more[own[one]]) == (0, 1), "two of three, and one"
+    (own, every) = apart({one: (0,)}, [0, 1])
+    assert [each[own[one]] for each in every] == [0, 1], "alone it may go anywhere"
+
+
+def test_first_students_of_groups_begin_on_different_devices(devices: EngineGroup) -> None:
+    """Also where groups have as many students as there are devices: the first ones answer most."""
+    serving = StudentServing(devices, FIXED, devices=DEVICES)
+    for at in range(DEVICES):
+        serving.add_task(group_task(f"group-{at}", students=DEVICES))
+    firsts = {devices.devices_of(serving._ids(f"group-{at}", "default")[0]) for at in range(DEVICES)}
+    assert firsts == {(device,) for device in range(DEVICES)}
+
+
+def test_a_lost_students_place_is_taken_where_its_group_has_none(
+    devices: EngineGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = StudentServing(devices, FIXED, devices=DEVICES)
+    serving.add_task(group_task())
+    ids = serving._ids("group", "default")
+    assert [devices.devices_of(id) for id in ids] == [(0,), (1,), (2,)]
+    for at in range(3):  # the free device has most tasks
+        devices.add_task(dataclasses.replace(group_task(seed=50 + at).parts[0], id=f"other-{at}"), place=3)
+    devices.mover.rescue([1])
+    assert [devices.devices_of(id) for id in ids] == [(0,), (3,), (2,)]
 
 
 def test_a_burst_while_programs_still_come_is_answered_by_whole_groups(

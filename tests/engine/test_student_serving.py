@@ -229,6 +229,17 @@ def test_a_full_queue_takes_the_first_students(serving: Callable[..., StudentSer
     assert {own.students for own in smaller.infer([*queries, *queries])} == {1}
 
 
+def test_groups_are_cut_as_far_as_each_may_be(serving: Callable[..., StudentServing], own_engine: Engine) -> None:
+    """In one request that the queue has no room for: the largest one may not be cut at all."""
+    task, limit = group_task("whole", 4), own_engine.settings.max_queue
+    assert task.students is not None
+    engine = serving(SizingRule(groups=limit))
+    engine.add_task(dataclasses.replace(task, students=dataclasses.replace(task.students, least=4)))
+    engine.add_task(group_task("pruned", 3))
+    found = engine.infer([Query(name, "a") for name in ("whole", "pruned")] * (limit // 6))
+    assert [{own.students for own in found[at::2]} for at in (0, 1)] == [{4}, {2}]
+
+
 @pytest.mark.parametrize("read", [True, False], ids=["added", "registered"])
 def test_a_group_without_pruning_never_answers_by_fewer(
     serving: Callable[..., StudentServing], own_engine: Engine, read: bool

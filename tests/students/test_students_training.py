@@ -95,7 +95,8 @@ def test_without_pruning_no_smaller_group_may_answer(made) -> None:  # type: ign
     plan = dataclasses.replace(PLAN, pruning=False, most=2, training=dataclasses.replace(PLAN.training, epochs=1))
     found = train_group("g", shallow(), teacher, examples(16), examples(8, 1), plan, settings=SETTINGS, max_length=16)
     assert pruned.task.students.least == 1
-    assert found.task.students is not None and found.task.students.least == found.best
+    assert found.task.students is not None
+    assert found.task.students.least == found.best == len(found.pruned.multipliers) == len(found.task.parts)
     again = read_task(task_to_bytes(found.task), id="g", config=shallow().config, backbone=shallow().ref())
     assert again.students == found.task.students
     wrong = dataclasses.replace(found.task, students=dataclasses.replace(found.task.students, least=found.best + 1))

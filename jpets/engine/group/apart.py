@@ -1,10 +1,10 @@
-"""Students of one group stand on different devices, as Student Parallelism's equation 6 says."""
+"""Students of one group stand on different devices, as Student Parallelism's section B.4.3 has it."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from jpets.engine.group.homes import Homes
@@ -19,20 +19,24 @@ class Apart(NamedTuple):
     left: Sequence[Mapping[Hashable, int]]
 
 
-def apart(homes: Homes, names: Iterable[TaskName], devices: Sequence[int]) -> Apart:
-    """For the students among ``names``: a device takes as many of a group as its share of them, which is one where
-    there are as many devices as students. Those that nobody asks for count too."""
-    groups: dict[TaskName, Hashable] = {}
-    left: list[dict[Hashable, int]] = [{} for _ in devices]
-    for name in names:
-        if (mark := group_mark(name.id)) is None:
-            continue
-        groups[name] = group = name.tenant, mark
-        if any(group in own for own in left):
-            continue
-        each = (homes.get(TaskName(name.tenant, f"{mark}{at}")) for at in itertools.count(1))
-        places = [home.devices for home in itertools.takewhile(lambda home: home is not None, each) if home is not None]
-        standing = Counter(device for own in places for device in own)
-        for own, device in zip(left, devices, strict=True):
-            own[group] = max(0, -(-len(places) // len(devices)) - standing[device])
-    return Apart(groups, left)
+def apart(standing: Mapping[TaskName, Sequence[int]], devices: Sequence[int]) -> Apart:
+    """Of the students among the tasks that are asked now, with the devices where each stands: a device takes as many of
+    a group as its share of them, which is one where there are as many devices as students. Students that nobody asks
+    are no load, and in nobody's way."""
+    groups = {name: (name.tenant, mark) for name in standing if (mark := group_mark(name.id)) is not None}
+    sizes = Counter(groups.values())
+    there = Counter((device, group) for name, group in groups.items() for device in standing[name])
+    share = {group: -(-size // len(devices)) for group, size in sizes.items()}
+    return Apart(groups, [{group: share[group] - there[device, group] for group in sizes} for device in devices])
+
+
+def beside(homes: Homes, name: TaskName) -> Counter[int]:
+    """How many other students of a student's group each device has."""
+    found = Counter[int]()
+    if (mark := group_mark(name.id)) is None:
+        return found
+    names = (TaskName(name.tenant, f"{mark}{at}") for at in itertools.count(1))
+    for other in itertools.takewhile(lambda each: homes.get(each) is not None, names):
+        if other != name and (home := homes.get(other)) is not None:
+            found.update(home.devices)
+    return found

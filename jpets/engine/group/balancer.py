@@ -147,10 +147,9 @@ class Balancer:
             name: self._members[devices[0]].slots_of(name.id, tenant=name.tenant) for name, devices in homes.items()
         }
         sizes = {name: float(sum(slots.values())) for name, slots in takes.items()}
-        groups, left = apart(self._homes, homes, live)
-        kinds = {name: {*slots, *([groups[name]] if name in groups else ())} for name, slots in takes.items()}
-        places = [{**self._members[at].tasks.slots.room(), **own} for at, own in zip(live, left, strict=True)]
-        return Room(sizes, budget=self.allowance.left, takes=kinds, places=places)
+        places = [self._members[device].tasks.slots.room() for device in live]
+        groups, left = apart(homes, live)
+        return Room(sizes, budget=self.allowance.left, takes=takes, places=places, groups=groups, left=left)
 
     def _weight(self, name: TaskName, devices: Sequence[int]) -> float | None:
         tenant, id = name

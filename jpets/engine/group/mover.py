@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from jpets.engine.engine import Engine
+from jpets.engine.group.apart import beside
 from jpets.engine.group.homes import Home, Homes
 from jpets.engine.group.readers import Readers
 from jpets.errors import JpetsError, NotFound
@@ -93,6 +94,7 @@ class Mover:
                 stay = tuple(device for device in home.devices if device not in lost)
                 if not stay:
                     others = [device for device in self._homes.by_tasks() if device not in lost]
+                    others.sort(key=beside(self._homes, name).__getitem__)
                     target = next((device for device in others if self._members[device].live), others[0])
                     self._register(name, home, target)
                     stay = (target,)

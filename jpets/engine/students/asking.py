@@ -25,14 +25,13 @@ def parts_of(query: Query, group: Group | None, answering: int) -> list[Query]:
 def sent(parts: Sequence[list[Query]], groups: Sequence[Group | None], send: Send) -> list[Future[Result]]:
     """Where the queue has no room for all students, it may have some for the first ones: ``parts`` are cut to as many
     as it has room for. Raises ``Saturated``, ``TooLarge``."""
-    count = max(map(len, parts), default=1)
     while True:
         try:
             return send([one for own in parts for one in own])
         except (Saturated, TooLarge):
-            count -= 1
-            few = [max(count, 1 if group is None else group.least) for group in groups]
-            if all(len(own) <= most for own, most in zip(parts, few, strict=True)):
+            least = [1 if group is None else group.least for group in groups]
+            count = max((len(own) for own, few in zip(parts, least, strict=True) if len(own) > few), default=1) - 1
+            if not count:
                 raise
-            for own, most in zip(parts, few, strict=True):
-                del own[most:]
+            for own, few in zip(parts, least, strict=True):
+                del own[max(count, few) :]

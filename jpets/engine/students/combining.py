@@ -35,7 +35,8 @@ def combined(id: str, task: Task | None, found: Sequence[Result], *, fixed: bool
     timing = _timing([each.timing for each in found[: max(1, len(vectors))] if each.timing is not None])
     least = task.students.least if task is not None and task.students is not None else 1
     if len(vectors) < least:
-        assert problem is not None
+        # Where nobody knew of ``least`` before the file was read, too few were asked.
+        problem = problem or Saturated(f"group {id!r} answers by {least} students or more; ask again")
         return failure(id, problem, found[0].tokens, timing)
     assert task is not None and task.students is not None
     multipliers = np.asarray(task.students.multipliers[: len(vectors)], np.float32)

@@ -71,11 +71,14 @@ class Group:
         if self.outline is not None and not _alike(self.outline, outline):
             raise InvalidTask(f"task {task.id!r} has changed since its first student was read; upload it again")
         self.outline = outline
+        self.least = task.students.least
         return [dataclasses.replace(part, id=id) for part, id in zip(parts, self.ids, strict=True)]
 
     def place(self, at: int) -> int:
-        """The device of a student, by number modulo the number of devices (equation 6)."""
-        return at + self.number * len(self.ids)
+        """The device of a student, by number modulo the number of devices (equation 6, but for its step from group to
+        group: by steps of a group's students, the first ones of all groups, which answer most, would share a device
+        where these are a multiple of the devices)."""
+        return at + self.number
 
     def reworded(self, result: Result) -> Result:
         """A student's result by the name of the group."""
@@ -121,5 +124,6 @@ def kept_scores(groups: Iterable[Group]) -> dict[int, float]:
         if made is None or made.metric == "rmse" or made.teacher_score is None or made.teacher_score <= 0:
             continue
         for size, score in enumerate(made.scores, 1):
-            found[size].append(score / made.teacher_score)
+            if size >= made.least:
+                found[size].append(score / made.teacher_score)
     return {size: float(np.mean(shares)) for size, shares in sorted(found.items())}

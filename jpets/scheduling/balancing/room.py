@@ -18,7 +18,8 @@ T = TypeVar("T", bound=Hashable)
 class Room(Generic[T]):
     """``sizes`` of the tasks, ``free`` room of each device, ``budget`` for all moves together, in one unit: bytes, say
     (the size of a task without an entry is 1). ``places``: how many free places of each kind a device has; a task takes
-    one of each kind that it ``takes`` (slots of classes). None is no limit.
+    one of each kind that it ``takes`` (slots of classes). ``left``: how many more tasks of one of ``groups`` a device
+    takes. None is no limit.
 
     A task that leaves makes no room for others that move with it: its old place serves until the moves are over.
     """
@@ -28,6 +29,8 @@ class Room(Generic[T]):
     budget: float = math.inf
     takes: Mapping[T, Collection[Hashable]] = dataclasses.field(default_factory=dict)
     places: Sequence[Mapping[Any, int]] | None = None
+    groups: Mapping[T, Hashable] = dataclasses.field(default_factory=dict)
+    left: Sequence[Mapping[Hashable, int]] | None = None
 
     def __post_init__(self) -> None:
         if any(size < 0 for size in self.sizes.values()) or self.budget < 0:
@@ -38,7 +41,7 @@ class Room(Generic[T]):
 
     def check(self, devices: int) -> None:
         """Raises ``ValueError`` where the room of some of these devices is missing."""
-        for given in (self.free, self.places):
+        for given in (self.free, self.places, self.left):
             if given is not None and len(given) != devices:
                 raise ValueError(f"expected free room for each of {devices} devices, got {len(given)}")
 
@@ -61,15 +64,23 @@ class RoomLeft(Generic[T]):
         places = room.places or [{}] * devices
         left = [[own.get(kind, 0) for kind in kinds] for own in places]
         self._places: Ints = np.array(left, int).reshape(devices, len(kinds))
+        groups = list(dict.fromkeys(room.groups.values())) if room.left is not None else []
+        at = {group: number for number, group in enumerate(groups)}
+        self._group: Ints = np.array([at.get(room.groups.get(task), len(groups)) for task in tasks], int)
+        """The group of a task; the last one is of those without."""
+        self._left: Ints = np.full((devices, len(groups) + 1), len(tasks) + 1)
+        for device, own in enumerate(room.left or ()):
+            self._left[device, : len(groups)] = [own.get(group, 0) for group in groups]
 
     def fits(self, tasks: int | Ints) -> Bools:
         """Whether each device [devices, ...] has room for a task."""
         free = np.minimum(self.budget, self._free)[(...,) + (None,) * np.ndim(tasks)]
         missing = (self._places < 1) @ self._wanted.T  # [devices, sets]
         fits: Bools = (self.sizes[tasks] <= free) & ~missing[:, self._set[tasks]]
-        return fits
+        return fits & (self._left[:, self._group[tasks]] > 0)
 
     def take(self, task: int, device: int) -> None:
         self._free[device] -= self.sizes[task]
         self._places[device] -= self._wanted[self._set[task]]
+        self._left[device, self._group[task]] -= 1
         self.budget -= float(self.sizes[task])
