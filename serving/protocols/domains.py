@@ -25,10 +25,7 @@ router = APIRouter(prefix="/v1/domains", tags=["domains"])
 async def list_domains(here: Here) -> DomainList:
     """Of every backbone with tables: their sizes, and for a key of scope `admin` the tasks that use them, and where the
     tokens of texts were found since the start. The root, which all domains of a backbone share, has no name."""
-    items = await asyncio.to_thread(_items, here.services)
-    if not here.asker.may("admin"):
-        items = [own.model_copy(update={"tasks": None, "tokens": None, "found": {}}) for own in items]
-    return DomainList(domains=items)
+    return DomainList(domains=await asyncio.to_thread(_items, here.services, whole=here.asker.may("admin")))
 
 
 @router.post("", response_model=JobItem, status_code=202, summary="Make a domain", openapi_extra=FILE_BODY)
@@ -46,8 +43,9 @@ async def delete_domain(here: Here, jobs: HereJobs, name: str, backbone: str | N
     return Response(status_code=204)
 
 
-def _items(services: Services) -> list[DomainItem]:
-    used = tasks_of_domains(services)
+def _items(services: Services, *, whole: bool) -> list[DomainItem]:
+    """``whole``: with the figures of all tenants."""
+    used = tasks_of_domains(services) if whole else None
     found = []
     for service in services.all:
         if (tables := service.backbone.tables) is None:
@@ -61,9 +59,9 @@ def _items(services: Services) -> list[DomainItem]:
                     full_name=own.full_name if own.name else None,
                     entries=own.entries,
                     bytes=own.bytes,
-                    tasks=used[service.backbone.fingerprint, own.name],
-                    tokens=total,
-                    found={level: count / total for level, count in own.levels.items()} if total else {},
+                    tasks=None if used is None else used[service.backbone.fingerprint, own.name],
+                    tokens=total if whole else None,
+                    found={level: count / total for level, count in own.levels.items()} if total and whole else {},
                     problem=own.problem,
                 )
             )

@@ -37,7 +37,7 @@ from jpets.plot.tree import FORMS, LAYERS, TABLES, Branch, Tree, table_path
 from jpets.plot.values import check_format
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.adapt import Hierarchical, adapt, train_domain
-from jpets.training.checkpoints import Checkpoints, claimed
+from jpets.training.checkpoints import Checkpoints, claimed, digest_of
 from jpets.training.data import Example
 from jpets.training.plan import TrainingPlan
 from jpets.training.run import Keeper, UpdateReport
@@ -133,7 +133,7 @@ def make_root(
         _check_finite(losses, model)
         digest = write_layers(kept, model.ngrams)
         table = build_table(tables, layers, model.ngrams, digest, keys, kept_as=making.kept_as, report=making.report)
-        whole = {"source": source, "fingerprint": backbone.fingerprint}
+        whole = {"source": source, "fingerprint": backbone.fingerprint, "above": _above(backbone, layers)}
         branch = Branch(table.stem, digest, {**_details(making, examples, keys), "whole": whole})
         width = backbone.config.hidden_size
         looked_up = None if forms is None else write_forms(folder / PLOT / FORMS, forms)
@@ -274,22 +274,20 @@ def _whole(tree: Tree) -> Backbone:
 def _check_whole(whole: Backbone, tree: Tree, layers: NGramLayers) -> None:
     """Raises ``InvalidInput`` for another backbone than the one that the root was made of, or that with lower layers
     trained further on a domain's texts (HMI section 5.1)."""
-    expected = layers.config
-    known = (tree.root.details.get("whole") or {}).get("fingerprint", whole.fingerprint)
+    expected, known = layers.config, tree.root.details.get("whole") or {}
     alike = dataclasses.replace(whole.config, usual_length=expected.usual_length) == expected
-    if not alike or (whole.fingerprint != known and not _same_above(whole, _whole(tree), known, layers)):
+    same = known.get("fingerprint", whole.fingerprint) == whole.fingerprint
+    if not alike or not (same or known.get("above") == _above(whole, layers)):
         raise InvalidInput(
             "expected the backbone that the root was made of, or that with its lower layers trained further (`jpets "
             f"backbone pretrain`), found another one, {whole.name!r}"
         )
 
 
-def _same_above(whole: Backbone, original: Backbone, known: str, layers: NGramLayers) -> bool:
-    """Whether a backbone differs from the ``original``, which is the ``known`` one, in the lower layers alone."""
-    if original.fingerprint != known or whole.tokenizer_json != original.tokenizer_json:
-        return False
-    both = [jax.tree.leaves(layers.start_upper(dict(own.params))) for own in (whole, original)]
-    return all(np.array_equal(one, other) for one, other in zip(*both, strict=True))
+def _above(backbone: Backbone, layers: NGramLayers) -> str:
+    """A digest of a backbone's tokenizer and of what is not in its lower layers."""
+    upper = jax.tree.leaves(layers.start_upper(dict(backbone.params)))
+    return digest_of([np.asarray(leaf) for leaf in upper], backbone.tokenizer_json)
 
 
 def whole_config(upper: BackboneConfig, count: int) -> BackboneConfig:
