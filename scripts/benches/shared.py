@@ -196,14 +196,19 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with a plus where tracked files differ from it; None outside a repository."""
+    """The checkout's commit, with a plus where tracked files differ from it, but for results; None outside a
+    repository."""
     git = ["git", "-C", str(pathlib.Path(__file__).parent)]
     try:
         own = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False).returncode
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ":/", ":(exclude,top)docs"]).returncode
     except (OSError, subprocess.CalledProcessError):
         return None
     return own.stdout.strip() + ("+" if changed else "")
+
+
+COMMIT = commit()
+"""When the process began."""
 
 
 def command() -> str:
@@ -226,7 +231,7 @@ def command() -> str:
 def report(name: str, settings: Mapping[str, Any], systems: Mapping[str, Any], out: pathlib.Path | None) -> None:
     document = {
         "name": name,
-        "commit": commit(),
+        "commit": COMMIT,
         "command": command(),
         "machine": machine(),
         "versions": versions(),

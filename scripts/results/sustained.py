@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ def sustained(curve: Sequence[Mapping[str, Any]], target: float) -> Sustained:
     compared = curve[0].get("load") is not None
     keys = ("rate", "load") if compared else ("rate",)
     for before, point in itertools.pairwise([{"rate": 0.0, "load": 0.0, "p99": 0.0}, *curve]):
-        if point["p99"] > target:
-            share = (target - before["p99"]) / (point["p99"] - before["p99"])
+        if not point["p99"] <= target:  # older files have NaN where requests failed
+            finite = math.isfinite(point["p99"])
+            share = (target - before["p99"]) / (point["p99"] - before["p99"]) if finite else 0.0
             found = [before[key] + share * (point[key] - before[key]) for key in keys]
             break
     else:

@@ -16,6 +16,7 @@ import numpy as np
 import typer
 
 from benches.scheduling.plan_runner import PlanRunner, PreparedBatch
+from benches.scheduling.profiles import load_profile
 from benches.scheduling.served import ServedEngine
 from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
 from jpets.config import EngineSettings
@@ -63,7 +64,7 @@ def read_profile(
 ) -> CostProfile:
     """The profile in ``path``, or measured now and kept there."""
     if path is not None and path.exists():
-        return CostProfile.from_json(path.read_text())
+        return load_profile(path)
     start = time.perf_counter()
     profile = measure_profile(
         runner.family, runner.mesh, max_tokens=max_tokens, progress=lambda what, done, total: None

@@ -19,6 +19,7 @@ import numpy as np
 import typer
 
 from benches.engine.capacity import DTYPE, classes_by_method
+from benches.scheduling.profiles import load_profile
 from benches.shared import console, random_backbone, report
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.device.memory import slot_bytes
@@ -62,7 +63,7 @@ def read_fleet(profile: pathlib.Path, backbone: str, methods: Sequence[str], spa
     loaded = random_backbone(backbone)
     classes = classes_by_method(loaded, methods)
     limits = Limits(rows=128, tokens=2048, longest=LONGEST)
-    costs = read_costs(CostProfile.from_json(profile.read_text()), limits, classes)
+    costs = read_costs(load_profile(profile), limits, classes)
     sizes = {method: sum(slot_bytes(key, loaded.config, DTYPE) for key in keys) for method, keys in classes.items()}
     return Fleet(profile, backbone, costs, sizes, spare)
 

@@ -14,7 +14,7 @@ import typer
 from benches.scheduling.batching import draw, prepare_policies, read_profile
 from benches.scheduling.plan_runner import PlanRunner
 from benches.shared import (
-    commit,
+    COMMIT,
     console,
     interleave,
     machine,
@@ -91,5 +91,5 @@ def _kept(path: pathlib.Path | None, settings: dict[str, Any]) -> dict[str, Any]
     if path is None or not path.exists():
         return {}
     found = json.loads(path.read_text())
-    now = {"settings": settings, "commit": commit(), "machine": machine(), "versions": versions()}
+    now = {"settings": settings, "commit": COMMIT, "machine": machine(), "versions": versions()}
     return dict(found["systems"]) if all(found.get(key) == own for key, own in now.items()) else {}

@@ -24,6 +24,7 @@ import typer
 
 from benches.engine.capacity import classes_by_method
 from benches.scheduling.migration import METHODS, BackboneOption, LoadOption, ProfileOption, read_costs, rules
+from benches.scheduling.profiles import load_profile
 from benches.shared import RandomBackbone, console, random_backbone, random_tasks, report
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.engine.batch.assembly import Assembled
@@ -172,7 +173,7 @@ def validation(
     sizes = list(map(int, devices.split(",")))
     jax.config.update("jax_num_cpu_devices", max(sizes))
     each = methods.split(",")
-    measured = slower(CostProfile.from_json(profile.read_text()), slowdown)
+    measured = slower(load_profile(profile), slowdown)
     limits = Limits(rows=ROWS, tokens=TOKENS, longest=LONGEST)
     costs = read_costs(measured, limits, classes_by_method(random_backbone(backbone), each))
     tiny = RandomBackbone("tiny", TINY, jax.tree.map(np.asarray, random_params(TINY)))

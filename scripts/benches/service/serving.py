@@ -127,7 +127,9 @@ class Loaded:
         }
 
     def quantile(self, percent: float) -> float:
-        return float(np.percentile(self.latencies, percent))
+        return float(
+            np.percentile(self.latencies, percent, method="higher")
+        )  # between infinite ones there is no number
 
 
 def pooled(loads: Sequence[Loaded]) -> Loaded:

@@ -1,0 +1,14 @@
+"""Cost profiles in files."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from jpets.scheduling.costs.measured_profile import CostProfile
+
+
+def load_profile(path: pathlib.Path) -> CostProfile:
+    """What a benchmark kept, or what ``jpets profile --json`` wrote. Raises ``ValueError``."""
+    document = json.loads(path.read_text())
+    return CostProfile.from_json(json.dumps(document.get("profile", document)))
