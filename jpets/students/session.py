@@ -44,7 +44,7 @@ LESSONS = "teacher"
 @dataclasses.dataclass(frozen=True)
 class GroupResult:
     """A trained group. ``scores`` are those of the first 1, 2, ... students on held-out texts, ``teacher`` those of
-    the teacher; ``best`` is the number of students that did best: the task has so many."""
+    the teacher; ``best`` is the number of students that did best, without pruning that of all: the task has so many."""
 
     task: Task
     scores: Sequence[Mapping[str, float]]

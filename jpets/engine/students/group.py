@@ -74,11 +74,12 @@ class Group:
         self.least = task.students.least
         return [dataclasses.replace(part, id=id) for part, id in zip(parts, self.ids, strict=True)]
 
-    def place(self, at: int) -> int:
-        """The device of a student, by number modulo the number of devices (equation 6, but for its step from group to
-        group: by steps of a group's students, the first ones of all groups, which answer most, would share a device
-        where these are a multiple of the devices)."""
-        return at + self.number
+    def place(self, at: int, devices: int) -> int:
+        """The device of a student, by number modulo the number of ``devices`` (equation 6, and one further with each
+        turn of them: where groups have as many students as there are devices, the first ones, which answer most, would
+        all share a device)."""
+        start = self.number * len(self.ids)
+        return at + start + start // devices
 
     def reworded(self, result: Result) -> Result:
         """A student's result by the name of the group."""

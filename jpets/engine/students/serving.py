@@ -56,7 +56,7 @@ class StudentServing(Serves):
         """``groups`` are added at the start."""
         self.engine = engine
         self._start_groups = list(groups)
-        self.size = GroupSize(rule or SizingRule(), devices, clock)
+        self.size, self._devices = GroupSize(rule or SizingRule(), devices, clock), devices
         self._groups: dict[TaskName, Group] = {}
         self._sizes = Counter[int]()
         """Groups by their number of students."""
@@ -233,7 +233,7 @@ class StudentServing(Serves):
         group.outline = dataclasses.replace(lowered.task, deltas=())
         try:
             for at, (id, own) in enumerate(zip(group.ids, lowered.students, strict=True)):
-                again, where = None if load is None else self._files.loader(group, at), group.place(at)
+                again, where = None if load is None else self._files.loader(group, at), group.place(at, self._devices)
                 self.engine.add_task(with_id(own, id), tenant=tenant, version=version, load=again, place=where)
         except BaseException:
             self._remove(group)
@@ -267,7 +267,13 @@ class StudentServing(Serves):
             for at, own in enumerate(group.ids):
                 again, some = self._files.loader(group, at), classes[at * each : (at + 1) * each]
                 self.engine.register_task(
-                    own, again, tenant=tenant, version=version, pinned=pinned, classes=some, place=group.place(at)
+                    own,
+                    again,
+                    tenant=tenant,
+                    version=version,
+                    pinned=pinned,
+                    classes=some,
+                    place=group.place(at, self._devices),
                 )
         except BaseException:
             self._remove(group)

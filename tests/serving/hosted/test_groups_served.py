@@ -59,9 +59,8 @@ class Place:
             rule = SizingRule(fixed=True)
             if devices == 1:
                 return StudentServing(Engine(shallow(), reserve=shapes, coming=coming, **how), rule)
-            return StudentServing(
-                EngineGroup(shallow(), jax.local_devices()[:devices], reserve=shapes, coming=coming, **how), rule
-            )
+            group = EngineGroup(shallow(), jax.local_devices()[:devices], reserve=shapes, coming=coming, **how)
+            return StudentServing(group, rule, devices=devices)
 
         service.start(engine)
         self.open.append((service, repository))
