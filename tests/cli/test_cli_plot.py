@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_a_domain_of_a_backbone_that_knows_its_texts(
     """HMI trains the lower layers further on a domain before they become n-gram layers. The layers above are the
     root's, so that a backbone with others is refused."""
     monkeypatch.setattr(tables, "LEAST_TOKENS", 10)
-    source, folder = FIXTURES / "tiny-bert", tmp_path / "tables"
+    source, folder = shutil.copytree(FIXTURES / "tiny-bert", tmp_path / "source"), tmp_path / "tables"
     result = run("plot", "root", source, texts, folder, "--layers", 1, "--share", 1, *QUICK)
     assert result.exit_code == 0, result.output
     for layer, name in enumerate(("below", "above")):
@@ -111,6 +112,8 @@ def test_a_domain_of_a_backbone_that_knows_its_texts(
         result = run("backbone", "pretrain", source, texts, tmp_path / name, *further)
         assert result.exit_code == 0, result.output
     for domain, more in (("plain", ()), ("knowing", ("--whole", tmp_path / "below"))):
+        if more:
+            shutil.rmtree(source)  # the tables may be elsewhere by now
         result = run("plot", "domain", folder, texts, domain, *QUICK, *more)
         assert result.exit_code == 0, result.output
     named = {each["domain"]: each["layers"] for each in json.loads(run("plot", "list", folder, "--json").stdout)}

@@ -277,7 +277,12 @@ def _check_whole(whole: Backbone, tree: Tree, layers: NGramLayers) -> None:
     expected, known = layers.config, tree.root.details.get("whole") or {}
     alike = dataclasses.replace(whole.config, usual_length=expected.usual_length) == expected
     same = known.get("fingerprint", whole.fingerprint) == whole.fingerprint
-    if not alike or not (same or known.get("above") == _above(whole, layers)):
+    if alike and not same and "above" not in known:
+        raise InvalidInput(
+            "this root does not say what its backbone's upper layers are; give the backbone that it was made of, "
+            "or make the root again"
+        )
+    if not alike or not (same or known["above"] == _above(whole, layers)):
         raise InvalidInput(
             "expected the backbone that the root was made of, or that with its lower layers trained further (`jpets "
             f"backbone pretrain`), found another one, {whole.name!r}"
