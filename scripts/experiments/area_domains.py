@@ -218,6 +218,12 @@ def shares(
     known = tables_of(folder)
     settings = {"seed": seed, "max_length": max_length, **data_settings(described, tables=tables)}
     runs = Runs(out, settings, lambda line: (line["area"],))
+    texts = {area: digest_of(texts_of(areas, area))[:16] for area in chosen(only, tuple(AREA_TASKS))}
+    lines = [line for line in read_lines(out) if line["area"] in texts]
+    if others := [
+        own["area"] for own in lines if own["table"] != known.get(own["area"]) or own["texts"] != texts[own["area"]]
+    ]:
+        raise typer.BadParameter(f"{out} holds runs over other tables or texts of {others}; give another file")
     wanted = runs.missing((area,) for area in chosen(only, tuple(AREA_TASKS)))
     for (area,) in within(budget_minutes, began, wanted):
         own = [package for package in described if package.section == area]
@@ -234,8 +240,8 @@ def shares(
                 )
                 for share in SHARES
             }
-        texts = digest_of(texts_of(areas, area))[:16]
-        runs.add({"area": area, "task": AREA_TASKS[area][0], "table": known[area], "texts": texts, "shares": found})
+        line = {"area": area, "task": AREA_TASKS[area][0], "table": known[area], "texts": texts[area]}
+        runs.add({**line, "shares": found})
         console.print(f"{area}: {found}")
 
 

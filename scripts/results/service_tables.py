@@ -270,8 +270,9 @@ def jobs(found: Sequence[Document]) -> str:
     for each in found:
         for rate, own in each.systems.items():
             times = [milliseconds(own[key]) for key in ("p50 alone", "p50 beside", "p99 alone", "p99 beside")]
-            spread = f"{own['p99 ratio']:.2f} ({min(own['p99 ratios']):.2f} to {max(own['p99 ratios']):.2f})"
-            rows.append([rate, *times, f"{own['p50 ratio']:.2f}", spread])
+            p50, p99 = (own[f"p{percent} beside"] / own[f"p{percent} alone"] for percent in (50, 99))
+            spread = f"{p99:.2f} ({min(own['p99 ratios']):.2f} to {max(own['p99 ratios']):.2f})"
+            rows.append([rate, *times, f"{p50:.2f}", spread])
     head = ["requests", "p50 alone, ms", "p50 beside a job", "p99 alone", "p99 beside a job"]
     return markdown_table([*head, "ratio of p50", "ratio of p99 (range of rounds)"], rows)
 

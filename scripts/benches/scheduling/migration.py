@@ -19,7 +19,7 @@ import numpy as np
 import typer
 
 from benches.engine.capacity import DTYPE, classes_by_method
-from benches.scheduling.profiles import load_profile
+from benches.scheduling.profiles import digest_of_file, load_profile
 from benches.shared import console, random_backbone, report
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.device.memory import slot_bytes
@@ -85,6 +85,7 @@ def settings(fleet: Fleet, systems: Sequence[str], queries: int, load: float, se
     return {
         "rules": rules({name: SYSTEMS[name] for name in systems}),
         "profile": fleet.profile.name,
+        "profile_digest": digest_of_file(fleet.profile),
         "backbone": fleet.backbone,
         "bytes": dict(fleet.sizes),
         "spare": fleet.spare,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 
 from jpets.scheduling.costs.measured_profile import CostProfile
+
+
+def digest_of_file(path: pathlib.Path) -> str:
+    """What tells a profile from others of its name."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def load_profile(path: pathlib.Path) -> CostProfile:

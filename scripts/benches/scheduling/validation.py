@@ -24,7 +24,7 @@ import typer
 
 from benches.engine.capacity import classes_by_method
 from benches.scheduling.migration import METHODS, BackboneOption, LoadOption, ProfileOption, read_costs, rules
-from benches.scheduling.profiles import load_profile
+from benches.scheduling.profiles import digest_of_file, load_profile
 from benches.shared import RandomBackbone, console, random_backbone, random_tasks, report
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.engine.batch.assembly import Assembled
@@ -202,6 +202,7 @@ def validation(
                 console.log(name, figures[f"{size} devices, {name}"])
     settings = {
         "profile": profile.name,
+        "profile_digest": digest_of_file(profile),
         "methods": methods,
         "tasks": tasks,
         "seconds": seconds,

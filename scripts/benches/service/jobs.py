@@ -15,7 +15,7 @@ import typer
 from experiments.package_tasks import TASKS, Described, labelled, read_described
 from served import ROOT, Served, serve
 
-from benches.service.serving import Loaded, compiled, json_body, load, pooled, run_client
+from benches.service.serving import Loaded, compiled, json_body, load, pooled, run_client, times_as_long
 from benches.shared import console, report, warm_up
 
 PACKAGES = ROOT / "tests" / "data" / "debian_packages.jsonl.gz"
@@ -105,6 +105,6 @@ def _figures(alone: list[Loaded], beside: list[Loaded]) -> dict[str, Any]:
         "requests": len(one.latencies),
         **{f"p{p} alone": one.quantile(p) for p in (50, 99)},
         **{f"p{p} beside": other.quantile(p) for p in (50, 99)},
-        **{f"p{p} ratio": other.quantile(p) / one.quantile(p) for p in (50, 99)},
-        "p99 ratios": [after.quantile(99) / before.quantile(99) for before, after in zip(alone, beside, strict=True)],
+        **{f"p{p} ratio": times_as_long(other.quantile(p), one.quantile(p)) for p in (50, 99)},
+        "p99 ratios": [times_as_long(b.quantile(99), a.quantile(99)) for a, b in zip(alone, beside, strict=True)],
     }

@@ -28,6 +28,7 @@ from benches.service.serving import (
     pass_over,
     pooled,
     run_client,
+    times_as_long,
 )
 from benches.shared import console, report, warm_up
 from jpets.access import Limits
@@ -104,7 +105,7 @@ def _figures(rounds: list[dict[str, float]], loads: list[Loaded], alone: float) 
         "requests": len(own.latencies),
         "p50": own.quantile(50),
         "p99": own.quantile(99),
-        "p99_ratio": own.quantile(99) / alone,
+        "p99_ratio": times_as_long(own.quantile(99), alone),
         "p99s": [each.quantile(99) for each in loads],
     }
 

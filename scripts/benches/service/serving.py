@@ -12,6 +12,7 @@ import dataclasses
 import importlib.util
 import itertools
 import json
+import math
 import pathlib
 import statistics
 import tempfile
@@ -139,6 +140,11 @@ def pooled(loads: Sequence[Loaded]) -> Loaded:
         sum(each.elapsed for each in loads),
         np.concatenate([each.latencies for each in loads]),
     )
+
+
+def times_as_long(later: float, earlier: float) -> float:
+    """Their ratio, infinite where the later one is."""
+    return later if math.isinf(later) else later / earlier
 
 
 async def load(
