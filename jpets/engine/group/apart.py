@@ -1,4 +1,4 @@
-"""Students of one group stand on different devices, as Student Parallelism's section B.4.3 has it."""
+"""Students of one group stand on different devices (Student Parallelism, section 3.3.1, equation 6)."""
 
 from __future__ import annotations
 
