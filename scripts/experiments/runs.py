@@ -52,9 +52,9 @@ class Runs:
         append_line(self.path, {**line, "settings": self.settings})
 
 
-def data_settings(packages: Sequence[Described], **backbones: Backbone | None) -> dict[str, str]:
+def data_settings(packages: Sequence[Described], **backbones: Backbone) -> dict[str, str]:
     """What tells packages and backbones from others of the same name: an index changes, and so do folders."""
-    own = {name: backbone.fingerprint for name, backbone in backbones.items() if backbone is not None}
+    own = {name: backbone.fingerprint for name, backbone in backbones.items()}
     return {"packages": digest_of(packages)[:16], **own}
 
 
