@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from serving.hosted.service import Service
 from serving.hosted.services import Services
-from serving.http.errors import ErrorBody, install_handlers
+from serving.http.errors import ERROR_SCHEMAS, MANY_STATUSES, ErrorBody, documented_as, install_handlers
 from serving.http.methods import MethodsMiddleware
 from serving.http.parameters import check_parameters
 from serving.http.settings import ServingSettings
@@ -73,14 +73,10 @@ TAGS = [
     {"name": "jobs", "description": "Tasks and backbones that are being made"},
     {"name": "operation", "description": "For people and monitoring"},
 ]
-NESTED_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 431, 500, 503, 504, 507)
-}
-CHANGE_ERRORS: dict[int | str, dict[str, Any]] = {409: {"model": ErrorBody}}
-"""What else a change brings about."""
-PAGE_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 403, 408, 413, 422, 429, 431, 500, 503)
-}
+NESTED_ERRORS = documented_as(ErrorBody, *MANY_STATUSES)
+CHANGE_ERRORS = documented_as(ErrorBody, *MANY_STATUSES, 409)
+"""Of what changes something."""
+PAGE_ERRORS = documented_as(ErrorBody, 400, 401, 403, 408, 413, 422, 429, 431, 500, 503)
 
 
 def create_app(
@@ -111,7 +107,7 @@ def create_app(
     for module in (classify, embed, embeddings, fanout, huggingface, models, pooling, rerank, routed, tei):
         app.include_router(module.router, responses=NESTED_ERRORS)
     for module in (tasks, backbones, domains, jobs, keys, students):
-        app.include_router(module.router, responses=NESTED_ERRORS | CHANGE_ERRORS)
+        app.include_router(module.router, responses=CHANGE_ERRORS)
     app.include_router(oip.router)
     app.include_router(status.router, responses=PAGE_ERRORS)
     app.add_api_route(
@@ -136,8 +132,15 @@ def create_app(
 
 
 def _render_document_once(app: FastAPI) -> None:
-    """Renders the OpenAPI document once: rendering takes a millisecond, and a client that asks for it again and again
-    must not block the event loop for others."""
+    """Renders the OpenAPI document, with the errors that it refers to, once: rendering takes a millisecond, and a
+    client that asks for it again and again must not block the event loop for others."""
+
+    def described() -> dict[str, Any]:
+        found = FastAPI.openapi(app)
+        found["components"]["schemas"].update(ERROR_SCHEMAS)
+        return found
+
+    app.openapi = described  # type: ignore[method-assign]
 
     @functools.cache
     def document() -> bytes:

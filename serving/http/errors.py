@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -22,6 +23,8 @@ INFERENCE_PROTOCOL = "/v2"
 CLIENT_GONE = 499
 """Status in metrics of a request with a client that left; it is not sent."""
 SHOWN_ERRORS = 4
+MANY_STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 429, 431, 500, 503, 504, 507)
+"""Of errors that any request for answers or for a change may end in."""
 HTTP_CODES = {
     400: "unparseable",
     401: "unauthorized",
@@ -59,6 +62,19 @@ class InferenceErrorBody(BaseModel):
     """The shape of every error under ``/v2``."""
 
     error: str
+
+
+REFERENCE = "#/components/schemas/{model}"
+ERROR_SCHEMAS: dict[str, Any] = models_json_schema(
+    [(ErrorBody, "serialization"), (InferenceErrorBody, "serialization")], ref_template=REFERENCE
+)[1]["$defs"]
+
+
+def documented_as(body: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The errors of routes in the OpenAPI document, by reference to ``ERROR_SCHEMAS``: of a model FastAPI would make a
+    validator for each status of each route, when the route is first asked."""
+    schema = {"$ref": REFERENCE.format(model=body.__name__)}
+    return {status: {"content": {"application/json": {"schema": schema}}} for status in statuses}
 
 
 def error_response(
