@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pathlib
@@ -40,6 +41,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "tests"))
 set_xla_flags()  # as commands do, some of which run in this process
 install_import_hook(PACKAGES, "shapes.checked")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: each full collection would look at all of it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

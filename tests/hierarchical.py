@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from one_task import logits_of
 from support import FIXTURES, tiny
 
 from checkpoints.backbone import Backbone
@@ -26,7 +27,7 @@ from jpets.plot.tree import FORMS, LAYERS, TABLES, Branch, Tree
 from jpets.plot.values import stored
 from jpets.tokenizing import NO_ROW, TextEncoder, Tokens
 from jpets.training.adapt import Hierarchical
-from jpets.training.forward import TextRows, task_outputs
+from jpets.training.forward import TextRows
 from jpets.types import LoadedBackbone, Preprocessing, Query, Task
 
 Given = str | tuple[str, str]
@@ -157,8 +158,7 @@ def computed(
     kept_as = backbone.config.table_format
     encoder = split(dataclasses.replace(layers.upper, table_rows=ids.size, table_format=kept_as))
     params = {**jax.tree.map(jnp.asarray, model.upper), "table": jnp.asarray(stored(table, kept_as))}
-    tensors = jax.tree.map(jnp.asarray, dict(task.head.tensors))
-    return np.asarray(task_outputs(encoder, params, task.deltas, task.head, tensors, rows).logits)
+    return logits_of(encoder, params, task.deltas, task.head, rows)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,16 +17,24 @@ from jpets import free_memory
 from jpets.free_memory import SELDOM, collect_all, freeze_heap, host_memory, usual_programs_mb
 
 
-def test_a_frozen_heap_is_left_out_of_full_collections_which_are_rare() -> None:
-    marker, usual = [[number] for number in range(1000)], gc.get_threshold()
+@pytest.fixture
+def usual() -> Iterator[tuple[int, int, int]]:
+    """The collector's thresholds, where nothing is frozen. What a test changes is taken back."""
+    frozen, usual = gc.get_freeze_count() > 0, gc.get_threshold()
+    gc.unfreeze()
+    yield usual
+    gc.unfreeze()
+    gc.set_threshold(*usual)
+    if frozen:
+        gc.freeze()
+
+
+def test_a_frozen_heap_is_left_out_of_full_collections_which_are_rare(usual: tuple[int, int, int]) -> None:
+    marker = [[number] for number in range(1000)]
     freeze_heap()
-    try:
-        assert gc.get_threshold() == (*usual[:2], SELDOM) and usual[2] < SELDOM
-        assert all(entry is not marker for entry in gc.get_objects(generation=2))
-        assert gc.get_freeze_count() >= len(marker)
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*usual)
+    assert gc.get_threshold() == (*usual[:2], SELDOM) and usual[2] < SELDOM
+    assert all(entry is not marker for entry in gc.get_objects(generation=2))
+    assert gc.get_freeze_count() >= len(marker)
 
 
 @pytest.mark.parametrize(
@@ -73,22 +82,19 @@ class Cyclic:
         self.itself = self
 
 
+@pytest.mark.usefixtures("usual")
 @pytest.mark.parametrize("frozen", [True, False])
 def test_what_was_frozen_is_freed_once_nothing_refers_to_it(frozen: bool) -> None:
-    kept, gone, usual = Cyclic(), Cyclic(), gc.get_threshold()
+    kept, gone = Cyclic(), Cyclic()
     if frozen:
         freeze_heap()
-    try:
-        reference = weakref.ref(gone)
-        del gone
-        gc.collect()
-        assert (reference() is not None) == frozen
-        collect_all()
-        assert reference() is None and kept.itself is kept
-        assert (gc.get_freeze_count() > 0) == frozen
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*usual)
+    reference = weakref.ref(gone)
+    del gone
+    gc.collect()
+    assert (reference() is not None) == frozen
+    collect_all()
+    assert reference() is None and kept.itself is kept
+    assert (gc.get_freeze_count() > 0) == frozen
 
 
 FILLED_AGAIN = """

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 from hierarchical import opened, write_tables
+from one_task import logits_of
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, FIXTURES, dense_answer, make_head, make_task, random_delta, tiny
 
 from checkpoints.backbone import Backbone
@@ -18,7 +19,7 @@ from checkpoints.tensors import read_tensors
 from jpets.engine.engine import Engine
 from jpets.model.encoder import split
 from jpets.tokenizing import NO_ROW, TextEncoder
-from jpets.training.forward import packed_batch, rectangular_batch, task_outputs
+from jpets.training.forward import packed_batch, rectangular_batch
 from jpets.training.tokens import packed, rectangle
 from jpets.types import Classification, Embedding, Preprocessing, Query
 
@@ -113,15 +114,14 @@ def test_training_over_tables_counts_positions_as_the_engine_does(tmp_path: path
         engine.start()
         served = engine.infer([Query("t", text) for text in texts])
     tokens = [TextEncoder.of(backbone).encode(Query(None, text), task.preprocessing) for text in texts]
-    params, tensors = (jax.tree.map(jnp.asarray, dict(own)) for own in (backbone.params, task.head.tensors))
-    encoder = split(backbone.config)
+    params, encoder = jax.tree.map(jnp.asarray, dict(backbone.params)), split(backbone.config)
     order = sorted(range(len(texts)), key=lambda at: len(tokens[at].ids))
     rising = [tokens[at] for at in order]  # behind the last one there is room, where it has no neighbours
     exact = packed(rising, 40, len(rising[-1].ids), NO_ROW)
     same = range(len(texts))
     for rows, of in ((rectangle(tokens, 16, NO_ROW), same), (packed(tokens, 40, 16, NO_ROW), same), (exact, order)):
-        found = task_outputs(encoder, params, task.deltas, task.head, tensors, rows).logits
-        for own, at in zip(np.asarray(found), of, strict=True):
+        found = logits_of(encoder, params, task.deltas, task.head, rows)
+        for own, at in zip(found, of, strict=True):
             expected = served[at]
             assert isinstance(expected, Classification)
             np.testing.assert_allclose(own, expected.logits, atol=1e-4)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from hierarchical import IN_DOMAIN, MOST, Given, computed, opened, query_of, write_tables
-from support import ENGINE_SETTINGS, FIXTURES, make_head, make_task, random_delta, shallow
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, FIXTURES, make_head, make_task, random_delta, shallow
 
 from checkpoints.backbone import Backbone
 from checkpoints.imports.heads import Wishes
@@ -74,7 +74,7 @@ def served(
     backbone = opened(write_tables(folder / "own", name, size, DOMAINS, kept_as, "normal" in how))
     methods = METHODS if request.param == "tiny-bert" else ("lora", "prompt")
     tasks = [task_of(backbone, method, domain) for method in methods for domain in (None, "games", "science")]
-    with Engine(backbone, tasks, settings, cache_dir=folder / "cache").start() as engine:
+    with Engine(backbone, tasks, settings, cache_dir=folder / "cache", buckets=ENGINE_BUCKETS).start() as engine:
         yield name, engine, tasks
 
 

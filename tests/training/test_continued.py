@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from one_task import logits_of
 from pydantic import ValidationError
 from support import shallow
 
@@ -66,16 +67,16 @@ def test_it_starts_with_the_tasks_answers_and_keeps_its_places(method: str, sett
     recipe = recipe_of(delta, base)
     tree = recipe.start(np.random.default_rng(0))
 
+    @jax.jit
     def answers(tree: Any) -> Any:
         own, deltas = recipe.vary(params, tree, None)
         return task_outputs(encoder, own, deltas, head, tensors, batch).logits
 
-    served = task_outputs(encoder, params, (delta,), head, tensors, batch).logits
-    plain = task_outputs(encoder, params, (), head, tensors, batch).logits
+    served, plain = (logits_of(encoder, params, deltas, head, batch, tensors) for deltas in ((delta,), ()))
     far = float(np.abs(served - plain).max())
     assert far > 1e-3
     np.testing.assert_allclose(answers(tree), served, atol=1e-5 if method != "mask" else 0.2 * far)
-    slopes = jax.grad(lambda tree: (answers(tree) ** 2).sum())(tree)
+    slopes = jax.jit(jax.grad(lambda tree: (answers(tree) ** 2).sum()))(tree)
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(slopes) if leaf.size) > 1e-3
     moved = jax.tree.map(lambda leaf, slope: leaf - 1e-3 * slope, tree, slopes)
     (after,) = recipe.finish(moved)
@@ -161,14 +162,13 @@ def test_a_delta_at_the_pooler_acts_in_training_as_when_it_is_served() -> None:
     rows = make_rows(TEXTS[:2], head, NAMES, TextEncoder.of(shallow()), RULE)
     batch = rectangle(rows.tokens, 16, 0)
 
-    def logits(head: Any, tensors: Any, deltas: Any) -> Any:
-        return task_outputs(encoder, params, deltas, head, tensors, batch).logits
-
-    served = logits(folded.head, {name: jnp.asarray(array) for name, array in folded.head.tensors.items()}, (delta,))
+    served, whole, plain = (
+        logits_of(encoder, params, deltas, own, batch)
+        for own, deltas in ((folded.head, (delta,)), (head, (delta,)), (head, ()))
+    )
     kernel = {name: jnp.asarray(array) for name, array in head.tensors.items()}
-    np.testing.assert_allclose(logits(head, kernel, (delta,)), served, atol=1e-5)
-    without = pooler_weight(delta)
-    assert without is not None and float(np.abs(logits(head, kernel, ()) - served).max()) > 1e-3
+    np.testing.assert_allclose(whole, served, atol=1e-5)
+    assert pooler_weight(delta) is not None and float(np.abs(plain - served).max()) > 1e-3
     recipe = recipe_of(delta, base)
     tree = recipe.start(np.random.default_rng(0))
 
@@ -176,7 +176,7 @@ def test_a_delta_at_the_pooler_acts_in_training_as_when_it_is_served() -> None:
         own, deltas = recipe.vary(params, tree, None)
         return (task_outputs(encoder, own, deltas, head, kernel, batch).logits ** 2).sum()
 
-    slopes = recipe.finish(jax.grad(loss)(tree))[0].tensors
+    slopes = recipe.finish(jax.jit(jax.grad(loss))(tree))[0].tensors
     assert all(np.abs(slopes[f"pooler/{name}"]).max() > 0 for name in "AB")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import optax  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_task import logits_of
 from seqeval import metrics as seqeval
 from support import random_delta, shallow
 
@@ -25,7 +27,7 @@ from jpets.training import data
 from jpets.training.batches import batch_order
 from jpets.training.data import Columns, Example, read_examples
 from jpets.training.fit import rate_at
-from jpets.training.forward import TaskOutputs, TextRows, task_outputs
+from jpets.training.forward import TaskOutputs, TextRows
 from jpets.training.heads import new_head
 from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.losses import IGNORED, Labels, mean_loss
@@ -79,7 +81,8 @@ def test_losses_by_hand() -> None:
 
     def found(head: Head, logits: np.ndarray, targets: Any, weights: list[float]) -> float:
         outputs = TaskOutputs(jnp.zeros((2, 4)), jnp.asarray(logits, jnp.float32))
-        return float(mean_loss(head, outputs, Labels(jnp.asarray(targets), jnp.asarray(weights, jnp.float32))))
+        labels = Labels(jnp.asarray(targets), jnp.asarray(weights, jnp.float32))
+        return float(jax.jit(partial(mean_loss, head))(outputs, labels))
 
     flat, tokens = rng.normal(size=(2, 3)), rng.normal(size=(2, 5, 3))
     single = Head("sequence-classification", kernel)
@@ -352,10 +355,5 @@ def test_deltas_of_a_task_act_in_one_order_whatever_order_they_are_listed_in(met
     rng = np.random.default_rng(0)
     ids = jnp.asarray(rng.integers(5, 100, (2, 8)), jnp.int32)
     rows = TextRows(ids, jnp.zeros_like(ids), jnp.array([8, 5]))
-    found = [
-        np.asarray(
-            task_outputs(split(config), params, own, head, jax.tree.map(jnp.asarray, dict(head.tensors)), rows).logits
-        )
-        for own in (deltas, deltas[::-1])
-    ]
+    found = [logits_of(split(config), params, own, head, rows) for own in (deltas, deltas[::-1])]
     np.testing.assert_array_equal(found[0], found[1])

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from one_task import logits_of
 from support import ENGINE_SETTINGS, shallow
 
 from checkpoints.task_file import read_task, task_to_bytes
@@ -29,7 +30,6 @@ from jpets.tokenizing import TextEncoder
 from jpets.training import metrics
 from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
-from jpets.training.forward import task_outputs
 from jpets.training.heads import new_head
 from jpets.training.labels import label_names, make_rows
 from jpets.training.many import train_many
@@ -88,8 +88,8 @@ def test_recipes_start_where_the_backbone_is_and_end_in_a_task(method: str, base
     params = jax.tree.map(jnp.asarray, base)
     tree = recipe.start(np.random.default_rng(0))
     own, deltas = recipe.vary(params, tree, None)
-    found = task_outputs(encoder, own, deltas, head, tensors, batch).logits
-    plain = task_outputs(encoder, params, (), head, tensors, batch).logits
+    found = logits_of(encoder, own, deltas, head, batch, tensors)
+    plain = logits_of(encoder, params, (), head, batch, tensors)
     if method == "prompt":
         assert 1e-4 < np.abs(found - plain).max() < 1.0
     elif method == "mask":
