@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from clients import Call
+from support import wait_until
 
 from checkpoints.backbone import Backbone
 from checkpoints.task_file import read_task
@@ -54,10 +54,7 @@ def state(call: Call, name: str) -> str:
 
 
 def wait_for(call: Call, name: str, wanted: str) -> None:
-    end = time.monotonic() + 60
-    while state(call, name) != wanted:
-        assert time.monotonic() < end, state(call, name)
-        time.sleep(0.02)
+    wait_until(lambda: state(call, name) == wanted)
 
 
 def classify(call: Call, model: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from support import wait_until
 
 from serving.app import create_app
 from serving.hosted.service import Service
@@ -72,6 +73,16 @@ def samples(call: Call) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def finished(call: Call, id: str) -> Any:
+    """A job, once it has ended."""
+
+    def look() -> Any:
+        item = call("GET", f"/v1/jobs/{id}").json()
+        return None if item["state"] in ("queued", "running") else item
+
+    return wait_until(look, 600)
 
 
 def wait_for_preparations(service: Service) -> None:

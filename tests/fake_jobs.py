@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
+
+from support import wait_until
 
 from jpets.access import DEFAULT_TENANT
 from jpets.errors import JpetsError
@@ -73,13 +73,6 @@ def add(jobs: JobFolders, data: str = "", runner: JobRunner | None = None, tenan
     return job
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def finished(job: JobFolder) -> JobItem:
-    wait_for(lambda: job.state.is_finished and not job.data.exists())
+    wait_until(lambda: job.state.is_finished and not job.data.exists())
     return JobItem.of(job)

@@ -9,8 +9,7 @@ import http.client
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Self
 
 from listening import listening
@@ -116,13 +115,6 @@ class Client:
             while part := self._file.read1():
                 found += part
         return found
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @contextlib.contextmanager

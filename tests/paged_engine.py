@@ -45,13 +45,13 @@ def engine_answer(engine: Engine, task: Task) -> np.ndarray:
 
 
 def assert_no_slot_lost(engine: Engine) -> None:
-    wait_until(lambda: not engine.residency.coming, 30)
+    wait_until(lambda: not engine.residency.coming)
 
     def all_accounted_for() -> bool:
         held = Counter(key for resident in engine.tasks.all() for key in resident.slots)
         return engine.tasks.occupancy() == {key: (held[key], SLOTS) for key in engine.tasks.classes}
 
-    wait_until(all_accounted_for, 30)
+    wait_until(all_accounted_for)
 
 
 def every_slot_in_use(engine: Engine) -> tuple[threading.Event, list[Future[Result]]]:

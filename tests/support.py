@@ -9,7 +9,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -331,11 +331,16 @@ def load_json(path: pathlib.Path) -> Any:
     return json.loads(path.read_text())
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+Found = TypeVar("Found")
+
+
+def wait_until(look: Callable[[], Found], seconds: float = 120) -> Found:
+    """What ``look`` finds, once that is true. The slowest machine may need long: a test that is well does not."""
     end = time.monotonic() + seconds
-    while not true():
+    while not (found := look()):
         assert time.monotonic() < end
         time.sleep(0.01)
+    return found
 
 
 class paused:

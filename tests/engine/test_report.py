@@ -18,7 +18,7 @@ def test_a_report_is_data_of_its_moment(engine: Engine) -> None:
     (before,) = engine.report().devices
     engine.observe(batches.append)
     engine.infer([Query(None, "a text"), Query("nobody", "a text")])
-    wait_until(lambda: engine.report().idle, 30)
+    wait_until(lambda: engine.report().idle)
     (after,) = engine.report().devices
     assert after.answers["ok"] - before.answers.get("ok", 0) == 1
     assert after.answers["not_found"] - before.answers.get("not_found", 0) == 1

@@ -70,13 +70,13 @@ def test_students_of_a_hot_group_run_on_merged_copies() -> None:
         engine, task = StudentServing(inner, FIXED), group_task()
         engine.add_task(task)
         assert_answers(asked(engine, "group"), task, 3)
-        wait_until(lambda: bool(asked(engine, "group")) and len(inner.merged.copies) == 3, 30)
+        wait_until(lambda: bool(asked(engine, "group")) and len(inner.merged.copies) == 3)
         found = asked(engine, "group")
         assert_answers(found, task, 3)
         assert {own.timing.program for own in found if own.timing is not None} == {bare.label}
         engine.remove_task("group")
         engine.infer([Query(None, TEXTS[0])])
-        wait_until(lambda: not inner.merged.copies, 20)
+        wait_until(lambda: not inner.merged.copies)
 
 
 def test_groups_of_several_sizes_and_other_tasks_share_a_submission(serving: Callable[..., StudentServing]) -> None:

@@ -110,7 +110,7 @@ def test_what_cannot_be_compiled_stays_coarse_for_a_while(
         assert profile.coarse == coarse and not engine.memory.measuring
         monkeypatch.setattr(own, "_compile", compiled)
         own._not_before.clear()
-        wait_until(lambda: not profile.coarse, 60)
+        wait_until(lambda: not profile.coarse)
     assert "costs could not be measured" in caplog.text
 
 
@@ -135,7 +135,7 @@ def test_sizes_are_measured_after_classes_for_the_next_start(
 ) -> None:
     assert not measured_all(profile).sized
     with measuring(engine, profile, compiled):
-        wait_until(lambda: profile.sized, 60)
+        wait_until(lambda: profile.sized)
         (result,) = engine.infer([Query("mask", input_ids=[5, 6, 7])])
         assert result.error is None
     stored = figures_file(tmp_path / "a.profile.json").read()
@@ -151,7 +151,7 @@ def test_sizes_grow_until_one_would_hold_up_a_query(
 ) -> None:
     monkeypatch.setattr(idle_measurement, "MOST_SECONDS", 1e-9)
     with measuring(engine, measured_all(profile), compiled):
-        wait_until(lambda: profile.sized, 60)
+        wait_until(lambda: profile.sized)
     assert len(profile._figures.packed) == 1
 
 

@@ -152,7 +152,7 @@ def test_an_engine_measures_its_classes_by_itself(
         coarse = own.profile.coarse
         own.start()
         if background:
-            wait_until(lambda: asked.called, 30)
+            wait_until(lambda: asked.called)
             assert {str(key) for key in asked.call_args.args[0]} == coarse
         else:
             assert not own._measurement._thread.is_alive() and not asked.called

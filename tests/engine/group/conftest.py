@@ -34,7 +34,7 @@ def make(group_cache: pathlib.Path) -> Iterator[Make]:
             own.register_task(task.id, functools.partial(lambda task: task, task))
         own.start()
         own.warm([task.id for task in TASKS[:12]])
-        wait_until(lambda: not own.warming, 30)
+        wait_until(lambda: not own.warming)
         return own
 
     yield group

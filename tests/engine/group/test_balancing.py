@@ -38,7 +38,7 @@ def test_skewed_load_moves_tasks_by_itself(make: Make, monkeypatch: pytest.Monke
         return min(devices[number] for number in range(DEVICES)) / max(devices.values())
 
     assert ask() < 0.3
-    wait_until(lambda: ask() > 0.8 and own.balancer.phi > 0.9, 60)
+    wait_until(lambda: ask() > 0.8 and own.balancer.phi > 0.9)
     assert min(seen) < 0.9 and own.balancer.rounds > 1
     assert own.mover.counts["moved"] >= 4 and own.mover.counts["failed"] == 0
 
@@ -50,6 +50,6 @@ def test_a_task_too_hot_for_one_device_is_copied_and_gathered_again(make: Make) 
         check(own.infer([query(n) for n in numbers]), numbers)
         return len(own.devices_of("task-0"))
 
-    wait_until(lambda: devices_after([0] * 50) == 2, 30)
-    wait_until(lambda: devices_after(list(range(1, 12))) == 1, 60)
+    wait_until(lambda: devices_after([0] * 50) == 2)
+    wait_until(lambda: devices_after(list(range(1, 12))) == 1)
     assert own.mover.wait(10)

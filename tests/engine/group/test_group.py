@@ -24,7 +24,7 @@ def test_a_group_reports_each_device(group: EngineGroup) -> None:
     group.observe(lambda batch: rows.append(batch.rows))
     results = group.infer([query(number) for number in range(12)])
     assert all(result.error is None for result in results)
-    wait_until(lambda: sum(rows) >= 12 and group.report().idle, 30)
+    wait_until(lambda: sum(rows) >= 12 and group.report().idle)
     after = group.report()
     assert len(report.devices) == DEVICES and after.balance is not None and after.balance.phi > 0
     batches = [new.batches - old.batches for new, old in zip(after.devices, report.devices, strict=True)]
@@ -282,7 +282,7 @@ def test_a_full_queue_refuses_a_submission_as_a_whole(make: Make) -> None:
     with pytest.raises(Saturated):
         own.submit([query(0)] * 5 + [query(1)] * 20)
     hold.set()
-    wait_until(lambda: not any(len(member.pending) for member in own._members), 30)
+    wait_until(lambda: not any(len(member.pending) for member in own._members))
     check(own.infer([query(0), query(1)]), [0, 1])
 
 
@@ -327,7 +327,7 @@ def test_tasks_of_a_lost_device_are_served_by_others(make: Make, monkeypatch: py
     own.infer([query(n) for n in range(12)])
     own.add_task(light_or_mask_task(3, "late"), place=lost)
     assert lost not in own.devices_of("late"), "new tasks go to devices that work"
-    wait_until(lambda: not own.homes.at(lost), 30)
+    wait_until(lambda: not own.homes.at(lost))
     for n in theirs:
         assert lost not in own.devices_of(TASKS[n].id)
     check(own.infer([query(n) for n in range(12)] + [query(3, "late")]), [*range(12), 3])

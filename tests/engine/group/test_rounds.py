@@ -29,7 +29,7 @@ def group(program_cache: pathlib.Path) -> Iterator[EngineGroup]:
             own.register_task(task.id, functools.partial(lambda task: task, task))
         own.start()
         own.warm([task.id for task in TASKS])
-        wait_until(lambda: not own.warming, 30)
+        wait_until(lambda: not own.warming)
         yield own
 
 

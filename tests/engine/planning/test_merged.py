@@ -89,7 +89,7 @@ def test_answers_stay_when_tasks_are_merged(cache: pathlib.Path, dtype: str) -> 
     with serving(cache, tasks, 20.5, dtype=dtype) as engine:
         before = engine.infer(queries)
         batches = engine.stats.batches
-        wait_until(lambda: merged_names(engine) == heavy, 20)
+        wait_until(lambda: merged_names(engine) == heavy)
         after = engine.infer(queries)
         assert engine.stats.batches - batches > len(heavy)
     scale = 1e-4 if dtype == "float32" else 0.1
@@ -111,7 +111,7 @@ def test_a_hot_low_rank_task_runs_on_its_copy(cache: pathlib.Path, dtype: str, a
         program.seconds = 0.1
         (before,) = engine.infer([query])
         engine._programs.add(program)
-        wait_until(lambda: bool(engine.infer([query])) and merged_names(engine) == {"lora"}, 20)
+        wait_until(lambda: bool(engine.infer([query])) and merged_names(engine) == {"lora"})
         (after,) = engine.infer([query])
     assert after.timing is not None and after.timing.program == program.label
     np.testing.assert_allclose(logits_of(after), logits_of(before), atol=atol)
@@ -132,12 +132,12 @@ def test_without_a_budget_nothing_is_merged(engine: Engine) -> None:
 def test_the_budget_holds_and_the_hotter_task_gets_the_place(cache: pathlib.Path) -> None:
     with serving(cache, few_tasks(), 1.5) as engine:
         engine.infer([Query("mask", TEXT)])
-        wait_until(lambda: merged_names(engine) == {"mask"}, 20)
+        wait_until(lambda: merged_names(engine) == {"mask"})
         use = engine.memory.use(engine.replica.programs)
         assert use.merged == tree_bytes(engine.replica.params["layers"])
         for _ in range(8):
             engine.infer([Query("diff", TEXT)])
-        wait_until(lambda: merged_names(engine) == {"diff"}, 20)
+        wait_until(lambda: merged_names(engine) == {"diff"})
 
 
 def test_two_versions_of_a_task_may_be_compared() -> None:
@@ -150,24 +150,24 @@ def test_two_versions_of_a_task_may_be_compared() -> None:
 def test_a_copy_goes_with_its_task(cache: pathlib.Path) -> None:
     with serving(cache, few_tasks(), 20.5) as engine:
         engine.infer([Query("mask", TEXT)])
-        wait_until(lambda: merged_names(engine) == {"mask"}, 20)
+        wait_until(lambda: merged_names(engine) == {"mask"})
         rng = np.random.default_rng(1)
         other = make_task(shallow(), "mask", [random_delta("mask", shallow().config, 99)], make_head(rng, 64, 5))
         engine.add_task(other)
         (fresh,) = engine.infer([Query("mask", TEXT)])
         assert len(logits_of(fresh)) == 5
-        wait_until(lambda: [r.task for r in copies_of(engine).copies] == [other], 20)
+        wait_until(lambda: [r.task for r in copies_of(engine).copies] == [other])
         (merged,) = engine.infer([Query("mask", TEXT)])
         np.testing.assert_allclose(logits_of(merged), logits_of(fresh), atol=1e-4)
         engine.remove_task("mask")
         engine.infer([Query("diff", TEXT)])
-        wait_until(lambda: merged_names(engine) == {"diff"}, 20)
+        wait_until(lambda: merged_names(engine) == {"diff"})
 
 
 def test_copies_leave_when_the_device_has_no_memory(cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(cache, few_tasks(), 20.5) as engine:
         engine.infer([Query("mask", TEXT)])
-        wait_until(lambda: merged_names(engine) == {"mask"}, 20)
+        wait_until(lambda: merged_names(engine) == {"mask"})
         replica = engine.replica
         with monkeypatch.context() as broken:
             broken.setattr(replica, "dispatch", no_memory_beyond(3, late=False)(replica.dispatch))

@@ -61,7 +61,7 @@ def test_what_is_on_its_way_is_bounded_too(paged: Callable[..., Engine]) -> None
     engine = paged(host_memory_gb=0.0)
     with paused(engine):
         futures = engine.submit([Query(f"task-{n}", TEXT) for n in range(SLOTS)])
-        wait_until(lambda: engine.residency.coming > 0, 30)
+        wait_until(lambda: engine.residency.coming > 0)
         time.sleep(0.1)
         assert engine.residency.coming == 1
         assert 0 < engine.residency.host_bytes < 100_000
@@ -162,7 +162,7 @@ def test_a_starving_task_makes_no_more_leave_than_it_needs(paged: Callable[..., 
     engine = paged()
     hold, busy = every_slot_in_use(engine)
     (starving,) = engine.submit([Query("task-20", TEXT)])
-    wait_until(lambda: engine.tasks.evictions == 1, 30)
+    wait_until(lambda: engine.tasks.evictions == 1)
     for _ in range(20):
         engine.residency.wake()  # as every cold query does
         time.sleep(0.005)
@@ -188,7 +188,7 @@ def test_without_prefetch_tasks_come_when_nothing_else_is_left(paged: Callable[.
     ready = engine.submit([Query("task-19", TEXT)])
     cold = engine.submit([Query("task-25", TEXT)])
     if prefetch:
-        wait_until(lambda: engine.loads["task-25"] == 1, 30)  # type: ignore[attr-defined]
+        wait_until(lambda: engine.loads["task-25"] == 1)  # type: ignore[attr-defined]
     else:
         time.sleep(0.3)
         assert not engine.loads["task-25"]  # type: ignore[attr-defined]

@@ -52,7 +52,7 @@ def test_other_tasks_come_meanwhile(paged: Callable[..., Engine], slow: Slow, ha
     for n in range(hanging):
         register(engine, slow, f"slow-{n}", n)
     waiting = engine.submit([Query(f"slow-{n}", TEXT) for n in range(hanging)])
-    wait_until(lambda: len(slow.begun) == hanging, 30)
+    wait_until(lambda: len(slow.begun) == hanging)
     check_answers(engine, list(range(30)))
     assert not any(future.done() for future in waiting)
     slow.go.set()
@@ -75,7 +75,7 @@ def test_a_task_that_is_removed_while_it_is_read(paged: Callable[..., Engine], s
     engine = paged()
     register(engine, slow, "slow")
     (gone,) = engine.submit([Query("slow", TEXT)])
-    wait_until(lambda: bool(slow.begun), 30)
+    wait_until(lambda: bool(slow.begun))
     engine.remove_task("slow")
     slow.go.set()
     assert isinstance(gone.result(30).error, NotFound)
@@ -87,7 +87,7 @@ def test_a_version_that_comes_while_the_last_one_is_read(paged: Callable[..., En
     engine = paged()
     register(engine, slow, "task-3", 7)
     (first,) = engine.submit([Query("task-3", TEXT)])
-    wait_until(lambda: bool(slow.begun), 30)
+    wait_until(lambda: bool(slow.begun))
     engine.register_task("task-3", loader(engine, TASKS[3]), version=2)
     (second,) = engine.submit([Query("task-3", TEXT)])
     slow.go.set()
@@ -108,7 +108,7 @@ def test_a_read_that_fails_late(paged: Callable[..., Engine], slow: Slow) -> Non
 
     engine.register_task("broken", broken)
     (told,) = engine.submit([Query("broken", TEXT)])
-    wait_until(lambda: bool(slow.begun), 30)
+    wait_until(lambda: bool(slow.begun))
     check_answers(engine, [1, 2])
     slow.go.set()
     error = told.result(30).error
@@ -121,10 +121,10 @@ def test_warm_tasks_do_not_wait_for_a_slow_one(paged: Callable[..., Engine], slo
     engine = paged()
     register(engine, slow, "slow")
     engine.warm(["slow", "task-0", "task-1"])
-    wait_until(lambda: engine.warming == 1, 30)
+    wait_until(lambda: engine.warming == 1)
     assert engine.tier("task-0") == engine.tier("task-1") == "device"
     slow.go.set()
-    wait_until(lambda: engine.warming == 0 and engine.tier("slow") == "device", 30)
+    wait_until(lambda: engine.warming == 0 and engine.tier("slow") == "device")
     assert_no_slot_lost(engine)
 
 
@@ -132,7 +132,7 @@ def test_an_engine_closes_while_a_task_is_read(paged: Callable[..., Engine], slo
     engine = paged()
     register(engine, slow, "slow")
     (told,) = engine.submit([Query("slow", TEXT)])
-    wait_until(lambda: bool(slow.begun), 30)
+    wait_until(lambda: bool(slow.begun))
     began = time.monotonic()
     engine.close()
     assert time.monotonic() < began + 10, "closing waits for no source"
@@ -146,7 +146,7 @@ def test_no_more_slots_are_held_than_can_be_read(paged: Callable[..., Engine], s
     for n in range(40):
         register(engine, slow, f"slow-{n}", n)
     waiting = engine.submit([Query(f"slow-{n}", TEXT) for n in range(40)])
-    wait_until(lambda: len(slow.begun) == READERS, 30)
+    wait_until(lambda: len(slow.begun) == READERS)
     check_answers(engine, [29])
     slow.go.set()
     assert all(future.result(60).error is None for future in waiting)
@@ -160,7 +160,7 @@ def test_queries_come_before_tasks_that_nobody_asked_for(paged: Callable[..., En
     for n in range(40):
         register(engine, slow, f"warm-{n}", n)
     engine.warm([f"warm-{n}" for n in range(40)])
-    wait_until(lambda: len(slow.begun) >= 2, 30)
+    wait_until(lambda: len(slow.begun) >= 2)
     check_answers(engine, [5])
     assert not any(engine.tier(f"warm-{n}") == "device" for n in range(40))
 
@@ -171,7 +171,7 @@ def test_a_version_that_is_uploaded_answers_those_who_wait_for_one_that_hangs(
     engine = paged()
     register(engine, slow, "task-3", 7)
     (waiting,) = engine.submit([Query("task-3", TEXT)])
-    wait_until(lambda: bool(slow.begun), 30)
+    wait_until(lambda: bool(slow.begun))
     engine.add_task(TASKS[3], version=2, load=loader(engine, TASKS[3]))
     np.testing.assert_allclose(logits_of(waiting.result(30)), engine_answer(engine, TASKS[3]), atol=1e-4)
     slow.go.set()
@@ -196,7 +196,7 @@ def test_a_task_of_known_classes_gives_its_slots_back(paged: Callable[..., Engin
 
         engine.register_task(name, broken, classes=keys)
     waiting = engine.submit([Query(name, TEXT) for name in ("comes", "fails", "leaves")])
-    wait_until(lambda: len(slow.begun) == 3, 30)
+    wait_until(lambda: len(slow.begun) == 3)
     engine.remove_task("leaves")
     assert isinstance(waiting[2].result(30).error, NotFound), "told at once"
     slow.go.set()

@@ -45,7 +45,7 @@ def test_readings_begin_in_order(readers: Readers, monkeypatch: pytest.MonkeyPat
     order: list[int] = []
     for number in range(200):
         readers.submit(lambda number=number: order.append(number))  # type: ignore[misc]
-    wait_until(lambda: len(order) == 200, 30)
+    wait_until(lambda: len(order) == 200)
     assert order == list(range(200))
 
 
@@ -54,10 +54,10 @@ def test_quick_readings_do_not_run_side_by_side(readers: Readers, monkeypatch: p
     blocked = Blocked()
     for _ in range(5):
         readers.submit(blocked)
-    wait_until(lambda: blocked.reading == 1, 30)
+    wait_until(lambda: blocked.reading == 1)
     assert len(readers._wanted) == 4 and not readers.full
     blocked.go.set()
-    wait_until(lambda: blocked.done == 5, 30)
+    wait_until(lambda: blocked.done == 5)
     assert blocked.most == 1
 
 
@@ -65,10 +65,10 @@ def test_slow_readings_run_side_by_side_up_to_a_limit(readers: Readers) -> None:
     blocked = Blocked()
     for _ in range(READERS + BACKLOG):
         readers.submit(blocked)
-    wait_until(lambda: blocked.reading == READERS, 30)
+    wait_until(lambda: blocked.reading == READERS)
     assert readers.full and readers.busy
     blocked.go.set()
-    wait_until(lambda: blocked.done == READERS + BACKLOG, 30)
+    wait_until(lambda: blocked.done == READERS + BACKLOG)
     assert blocked.most == READERS and not readers.busy
 
 
@@ -76,7 +76,7 @@ def test_closed_readers_begin_nothing_and_wait_for_nothing(readers: Readers, mon
     monkeypatch.setattr(module, "QUICK", HOUR)
     blocked, more = Blocked(), Blocked()
     readers.submit(blocked)
-    wait_until(lambda: blocked.reading == 1, 30)
+    wait_until(lambda: blocked.reading == 1)
     readers.submit(more)
     readers.close()
     blocked.go.set()
@@ -90,9 +90,9 @@ def test_quick_readings_are_not_held_up_by_a_slow_one(readers: Readers, monkeypa
     blocked, done = Blocked(), list[float]()
     readers.submit(blocked)
     readers.submit(lambda: done.append(0.0))
-    wait_until(lambda: bool(done), 30)
+    wait_until(lambda: bool(done))
     monkeypatch.setattr(module, "QUICK", HOUR)
     for _ in range(50):
         readers.submit(lambda: done.append(0.0))
-    wait_until(lambda: len(done) == 51, 30)
+    wait_until(lambda: len(done) == 51)
     blocked.go.set()

@@ -216,7 +216,7 @@ def silent_streams(address: str, count: int) -> Iterator[list[Any]]:
 def test_silent_streams_leave_places_for_others(address: str, remote: Remote) -> None:
     """32 of the 64 places are for streams of one tenant."""
     with silent_streams(address, 40) as calls:
-        wait_until(lambda: sum(call.done() for call in calls) == 8, 20)
+        wait_until(lambda: sum(call.done() for call in calls) == 8)
         assert {call.code() for call in calls if call.done()} == {grpc.StatusCode.UNAVAILABLE}
         assert remote("ServerLive").live
 

@@ -196,5 +196,5 @@ def test_a_burst_for_a_group_that_is_still_prepared(place: Place, monkeypatch: p
         early = burst()
         assert {(answer.status_code, answer.json()["error"]["code"]) for answer in early} == {(503, "preparing")}
         go_on.set()
-        wait_until(whole, 60)
+        wait_until(whole)
     assert_answers(call, task)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from unittest import mock
 
 import pytest
 from clients import Call, client_of, wait_for_preparations
+from support import wait_until
 
 from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
@@ -66,11 +66,12 @@ def put(call: Call, task: Task) -> Any:
 
 def state(call: Call, id: str, unlike: str = "preparing") -> Any:
     """The task, once its state has changed."""
-    end = time.monotonic() + 60
-    while (answer := call("GET", f"/v1/tasks/{id}")).json().get("state") == unlike:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return answer
+
+    def look() -> Any:
+        answer = call("GET", f"/v1/tasks/{id}")
+        return None if answer.json().get("state") == unlike else answer
+
+    return wait_until(look)
 
 
 def ask(call: Call, id: str) -> Any:
@@ -184,13 +185,16 @@ def test_a_shape_that_cannot_be_had_now_comes_later(
         service.repository.put("topic", memoryview(task_to_bytes(make_task("topic"))))
         service.following.refresh()
     found, states = [], []
-    end = time.monotonic() + 60
-    while (answer := ask(call, "topic")).status_code != 200:
+
+    def answered() -> bool:
+        if (answer := ask(call, "topic")).status_code == 200:
+            return True
         found.append(answer.json()["error"]["code"])
         shown = call("GET", "/v1/tasks/topic").json()
         states.append((shown["state"], shown["problem"]))
-        assert time.monotonic() < end
-        time.sleep(0.02)
+        return False
+
+    wait_until(answered)
     assert set(found) == {"preparing"} and not errors
     assert ("preparing", error.message) in states
     assert {state for state, _ in states} <= {"preparing", "ready"}
@@ -244,11 +248,12 @@ def test_what_others_add_is_served_too(start: Start, make_task: Callable[..., Ta
     service = start()
     call = client(service, settings)
     service.repository.put("beside", memoryview(task_to_bytes(make_task("beside"))))
-    end = time.monotonic() + 60
-    while ask(call, "beside").status_code != 200:
+
+    def answered() -> bool:
         service.following.refresh()
-        assert time.monotonic() < end
-        time.sleep(0.02)
+        return ask(call, "beside").status_code == 200
+
+    wait_until(answered)
 
 
 def test_many_tasks_of_a_new_class_are_read_one_at_a_time(

@@ -169,10 +169,10 @@ def test_a_request_behind_another_on_its_connection_has_come() -> None:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as connection:
             connection.sendall(b"GET /first HTTP/1.1\r\nHost: x\r\n\r\nGET /second HTTP/1.1\r\nHost: x\r\n\r\n")
-            wait_until(lambda: len(arrived) == 1, 20)
+            wait_until(lambda: len(arrived) == 1)
             answered = time.monotonic()
             answer.set()
-            wait_until(lambda: len(arrived) == 2, 20)
+            wait_until(lambda: len(arrived) == 2)
     first, second = arrived
     assert first <= second < answered
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clients import Call, client_of
+from clients import Call, client_of, finished
 from full_model import biases, write_full
 from support import tiny, wait_until
 
@@ -81,22 +80,6 @@ def call(service: Service, settings: ServingSettings, jobs: Jobs) -> Call:
     return client_of(service, settings, jobs)
 
 
-def wait_for(look: Callable[[], Any], seconds: float = 600) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return found
-
-
-def finished(call: Call, id: str) -> Any:
-    def look() -> Any:
-        item = call("GET", f"/v1/jobs/{id}").json()
-        return item if item["state"] not in ("queued", "running") else None
-
-    return wait_for(look)
-
-
 def test_a_job_that_is_killed_goes_on_and_publishes_its_task(
     call: Call, jobs: Jobs, reviews: bytes, backbone: Backbone
 ) -> None:
@@ -111,7 +94,7 @@ def test_a_job_that_is_killed_goes_on_and_publishes_its_task(
     jobs.runner.start()
     with ThreadPoolExecutor(1) as beside:
         whole = beside.submit(run_training, "trained", backbone, training_of(request), examples)
-        wait_for(lambda: any(each.name.isdigit() for each in job.checkpoints.glob("0/0/*")))
+        wait_until(lambda: any(each.name.isdigit() for each in job.checkpoints.glob("0/0/*")))
         os.kill(int(job.lock_file.read_text()), signal.SIGKILL)
         item, expected = finished(call, id), whole.result()
     assert (item["state"], item["version"], item["attempts"]) == ("succeeded", 1, 2)
@@ -265,7 +248,7 @@ def test_a_head_that_cannot_be_served_is_told_before_it_is_trained(call: Call, j
     item = finished(call, id)
     assert item["state"] == "failed" and "no class of this server holds ['head" in item["problem"], item
     job = jobs.folders.get(id)
-    wait_until(lambda: not job.outline_file.exists(), 10)  # files are removed once its end is written
+    wait_until(lambda: not job.outline_file.exists())  # files are removed once its end is written
     assert job.result is None and call("GET", "/v1/tasks/wide").status_code == 404
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import jax
 import pytest
-from fake_jobs import KEPT, Published, add, command_of, finished, wait_for
+from fake_jobs import KEPT, Published, add, command_of, finished
+from support import wait_until
 
 from jpets.access import DEFAULT_TENANT
 from jpets.app.jobs import process
@@ -73,7 +74,7 @@ def test_a_full_disk_is_freed_by_a_cancellation(
 ) -> None:
     runner, change = make_runner(), JobFolder.change
     running, waiting = add(jobs, "wait", runner), add(jobs)
-    wait_for(lambda: (running.path / "pid").exists())
+    wait_until(lambda: (running.path / "pid").exists())
 
     def full(job: JobFolder, **changes: object) -> JobState:
         if changes.get("state") == "cancelled" and list(job.path.glob("data.*")):
@@ -90,7 +91,7 @@ def test_a_finished_job_of_another_version_is_freed(jobs: JobFolders, make_runne
     old.change(state="failed")
     (old.path / "request.json").write_text('{"kind": "of another version"}')
     make_runner()
-    wait_for(lambda: not list(old.path.glob("data.*")))
+    wait_until(lambda: not list(old.path.glob("data.*")))
 
 
 def test_what_was_taken_in_is_read_though_it_would_be_refused_now(jobs: JobFolders) -> None:

@@ -12,7 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
-from fake_jobs import KEPT, REQUEST, Published, add, command_of, finished, wait_for
+from fake_jobs import KEPT, REQUEST, Published, add, command_of, finished
+from support import wait_until
 
 from jpets.errors import (
     Conflict,
@@ -72,7 +73,7 @@ def test_a_job_outlives_its_server(
 ) -> None:
     first = make_runner()
     job = add(jobs, "wait", first)
-    wait_for(lambda: (job.path / "pid").exists())
+    wait_until(lambda: (job.path / "pid").exists())
     assert job.state.state == "running"
     first.close()
     assert (job.state.state, job.state.attempts) == ("queued", 0)  # it was not the job's fault
@@ -148,7 +149,7 @@ def test_a_job_that_cannot_be_published_keeps_no_other_back(
     others = [add(jobs, runner=runner) for _ in range(3)]
     assert [finished(other).state for other in others] == ["succeeded"] * 3
     assert not stuck.state.is_finished and runner._put_offs[stuck.id].times >= 1
-    wait_for(lambda: runner._put_offs[stuck.id].times >= 3)
+    wait_until(lambda: runner._put_offs[stuck.id].times >= 3)
 
     def cancelled() -> bool:
         with contextlib.suppress(Conflict):
@@ -156,7 +157,7 @@ def test_a_job_that_cannot_be_published_keeps_no_other_back(
             return True
         return False
 
-    wait_for(cancelled)
+    wait_until(cancelled)
     assert finished(stuck).state == "cancelled"
     runner.close()
 
@@ -181,7 +182,7 @@ def test_what_was_being_published_waits_for_a_server_that_can(jobs: JobFolders, 
 def test_jobs_are_cancelled(jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published) -> None:
     runner = make_runner()
     running, waiting = add(jobs, "wait", runner), add(jobs)
-    wait_for(lambda: (running.path / "pid").exists())
+    wait_until(lambda: (running.path / "pid").exists())
     runner.cancel(waiting)
     assert waiting.state.state == "cancelled" and running.state.state == "running"
     runner.cancel(running)
@@ -213,7 +214,7 @@ def test_a_cancelled_job_is_not_published_though_it_is_done(
             return True
         return False
 
-    wait_for(lambda: published.asked and cancelled())
+    wait_until(lambda: published.asked and cancelled())
     assert (finished(waiting).state, published.files) == ("cancelled", [])
 
 
@@ -295,10 +296,10 @@ def test_temporary_files_go_with_the_process_and_the_job(
     (old.path / ".tmp-1").mkdir()
     (old.path / ".tmp-2").touch()
     make_runner()
-    wait_for(lambda: not old.data.exists() and not old.scratch.exists() and not list(old.path.glob(".tmp-*")))
+    wait_until(lambda: not old.data.exists() and not old.scratch.exists() and not list(old.path.glob(".tmp-*")))
     left = add(jobs, "wait")
     (left.fresh_scratch() / "unpacked").touch()
-    wait_for(lambda: left.state.state == "running" and not (left.scratch / "unpacked").exists(), 30)
+    wait_until(lambda: left.state.state == "running" and not (left.scratch / "unpacked").exists())
 
 
 def test_a_job_waits_for_space_on_the_disk(
@@ -345,7 +346,7 @@ def test_one_server_of_several_runs_the_jobs(
     monkeypatch.setattr("serving.jobs.runner.LOOK", 0.02)
     first, second = make_runner(), make_runner()
     waiting = add(jobs, "wait")  # no runner is told
-    wait_for(lambda: (waiting.path / "pid").exists())
+    wait_until(lambda: (waiting.path / "pid").exists())
     second.cancel(waiting)
     assert finished(waiting).state == "cancelled"
     first.close()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from clients import client_of
-from fake_jobs import Published, add, command_of, finished, wait_for
+from fake_jobs import Published, add, command_of, finished
+from support import wait_until
 
 from jpets.access import DEFAULT_TENANT
 from jpets.app.hosting import outlines_of
@@ -36,7 +37,7 @@ def test_jobs_that_another_server_can_run_are_left_to_it(
     second = JobRunner(jobs, command_of, having, back_off=0.01)
     try:
         first.start()
-        wait_for(lambda: usual.state.is_finished)
+        wait_until(lambda: usual.state.is_finished)
         second.start()
         assert finished(special).state == "succeeded"
     finally:
@@ -51,7 +52,7 @@ def test_a_waiting_job_is_cancelled_by_a_server_that_runs_none(
 ) -> None:
     runner = make_runner()
     running, waiting = add(jobs, "wait", runner), add(jobs)
-    wait_for(lambda: (running.path / "pid").exists())
+    wait_until(lambda: (running.path / "pid").exists())
     other = JobRunner(jobs, command_of, published)
     other.cancel(waiting)
     assert waiting.state.state == "cancelled" and not waiting.data.exists()
@@ -68,9 +69,9 @@ def test_a_job_that_is_cancelled_before_its_next_attempt_stays_cancelled(
     runner = JobRunner(jobs, command_of, published, back_off=0.5)
     runner.start()
     try:
-        wait_for(lambda: runner._current is not None)
+        wait_until(lambda: runner._current is not None)
         JobRunner(jobs, command_of, published).cancel(job)
-        wait_for(lambda: runner._current is None)
+        wait_until(lambda: runner._current is None)
     finally:
         runner.close()
     assert (job.state.state, job.state.attempts, published.asked) == ("cancelled", 1, 0)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from clients import Call, client_of
+from clients import Call, client_of, finished
 from hierarchical import IN_DOMAIN, opened, write_tables
 from listening import listening
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, make_head, make_task, random_delta
@@ -71,14 +69,6 @@ def server(tmp_path: Path) -> Iterator[tuple[Call, Jobs]]:
     jobs.runner.close()
     service.close()
     repository.close()
-
-
-def finished(call: Call, id: str) -> Any:
-    end = time.monotonic() + 600
-    while (item := call("GET", f"/v1/jobs/{id}").json())["state"] in ("queued", "running"):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return item
 
 
 def test_domains_are_listed_counted_and_deleted(server: tuple[Call, Jobs]) -> None:

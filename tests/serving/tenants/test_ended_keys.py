@@ -169,10 +169,10 @@ def test_a_stream_does_not_wait_for_the_answers_of_a_key_that_ended(
     monkeypatch.setattr(engine, "submit", never)
     key, metadata = made()
     stream = infer(channel, metadata, again)
-    wait_until(lambda: bool(waiting), 20)
+    wait_until(lambda: bool(waiting))
     end(key)
     check_ended(stream)
-    wait_until(waiting[0].cancelled, 20)
+    wait_until(waiting[0].cancelled)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def unread(app: FastAPI, made: Any, again: threading.Event, monkeypatch: pytest.
         path = f"/{SERVICE}/ModelStreamInfer"
         method = channel.stream_stream(path, request.SerializeToString, StreamResponse.FromString)
         stream = method(twice(request(model_name="vectors", inputs=[texts]), again), metadata=metadata)
-        wait_until(lambda: told == ["OK"], 60)
+        wait_until(lambda: told == ["OK"])
         yield Unread(address, key, stream, told)
 
 
@@ -268,12 +268,12 @@ def test_a_client_that_reads_nothing_does_not_keep_its_call(
     monkeypatch.setattr(keys, "UNREAD", 0.2)
     assert not has_place(unread.address)
     end(unread.key)
-    wait_until(lambda: has_place(unread.address), 20)
+    wait_until(lambda: has_place(unread.address))
     assert unread.stream.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_client_that_reads_late_hears_that_its_key_ended(unread: Unread, end: Callable[[Key], None]) -> None:
     end(unread.key)
-    wait_until(lambda: unread.told == ["OK", "UNAUTHENTICATED"], 20)
+    wait_until(lambda: unread.told == ["OK", "UNAUTHENTICATED"])
     assert next(unread.stream).infer_response.outputs
     check_ended(unread.stream)

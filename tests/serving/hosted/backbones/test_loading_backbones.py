@@ -211,7 +211,7 @@ def test_a_backbone_that_fails_after_its_start_is_gone(
         patch.setattr(repository, "keep_backbone", full)
         call("PUT", f"/v1/backbones/{OTHER}")
         wait_for(call, OTHER, "failed")
-    wait_until(lambda: not engines[0].live, 30)
+    wait_until(lambda: not engines[0].live)
     assert len(services.started) == 1 and classify(call, "second")[0] == 404
     call("PUT", f"/v1/backbones/{OTHER}")
     wait_for(call, OTHER, "ready")

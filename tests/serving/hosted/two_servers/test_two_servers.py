@@ -157,7 +157,7 @@ def test_an_older_copy_of_the_catalogue(
 
 
 def follows(server: Server, version: int) -> None:
-    wait_until(lambda: server.service.tasks.version(TaskName.of("followed")) == version, 30)
+    wait_until(lambda: server.service.tasks.version(TaskName.of("followed")) == version)
 
 
 def test_a_server_follows_by_itself(servers: tuple[Server, Server], upload: Upload) -> None:
@@ -169,7 +169,7 @@ def test_a_server_follows_by_itself(servers: tuple[Server, Server], upload: Uplo
         for seed in (1, 2):
             follows(second, first.put("followed", upload("followed", seed=seed)))
         first.call("DELETE", "/v1/tasks/followed")
-        wait_until(lambda: not second.services.knows(TaskName.of("followed")), 30)
+        wait_until(lambda: not second.services.knows(TaskName.of("followed")))
     finally:
         follower.close()
     assert follower.age is not None and follower.age < 60
@@ -209,6 +209,6 @@ def test_a_follower_survives_whatever_happens_and_says_so_once(caplog: pytest.Lo
     caplog.set_level(logging.INFO, "jpets.repeated")
     follower = Repeated(refresh, FOLLOWING, 0.001)
     follower.start()
-    wait_until(lambda: len(calls) > 5, 30)
+    wait_until(lambda: len(calls) > 5)
     follower.close()
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

@@ -7,7 +7,8 @@ import dataclasses
 import threading
 
 import pytest
-from idle_server import GET, HEAD, LIMITS, Server, serving, wait_until
+from idle_server import GET, HEAD, LIMITS, Server, serving
+from support import wait_until
 
 
 @pytest.mark.parametrize(

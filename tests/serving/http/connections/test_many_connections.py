@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from idle_server import GET, HEAD, PATIENT, Client, Server, serving, wait_until
+from idle_server import GET, HEAD, PATIENT, Client, Server, serving
+from support import wait_until
 
 from serving.http.connections import SPARE
 
