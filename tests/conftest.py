@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -47,6 +48,18 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays to the end: each full collection would look at all of it again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgetting() -> Iterator[None]:
+    """JAX keeps what it traced, and FastAPI the routes of every application. After some thousand tests a full
+    collection would take seconds, and an unloaded backbone asks for a dozen."""
+    yield
+    jax.clear_caches()
+    for own in vars(sys.modules.get("fastapi.dependencies.models", sys)).values():
+        if isinstance(own, functools._lru_cache_wrapper):
+            own.cache_clear()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -334,7 +334,7 @@ def load_json(path: pathlib.Path) -> Any:
 Found = TypeVar("Found")
 
 
-def wait_until(look: Callable[[], Found], seconds: float = 120) -> Found:
+def wait_until(look: Callable[[], Found], seconds: float = 300) -> Found:
     """What ``look`` finds, once that is true. The slowest machine may need long: a test that is well does not."""
     end = time.monotonic() + seconds
     while not (found := look()):

@@ -53,7 +53,8 @@ def examples(count: int, seed: int = 0) -> list[Example]:
     return [Example(" ".join(rng.choice(WORDS[label], rng.integers(12, 15))), None, str(label)) for label in labels]
 
 
-CONFIG = dataclasses.replace(shallow().config, layers=1)
+BACKBONE = shallow(layers=1)
+CONFIG = BACKBONE.config
 """One layer: it compiles three times as fast as three."""
 
 
@@ -63,12 +64,12 @@ def base() -> dict[str, Any]:
 
 
 def text() -> TextEncoder:
-    config = shallow().config
-    return TextEncoder(shallow().tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+    config = CONFIG
+    return TextEncoder(BACKBONE.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
 
 
 def rows_of(given: list[Example]) -> Any:
-    head = new_head("sequence-classification", "single-label", 2, shallow().config.hidden_size)
+    head = new_head("sequence-classification", "single-label", 2, CONFIG.hidden_size)
     names = label_names(given, "sequence-classification", "single-label")
     return head, make_rows(given, head, names, text(), RULE)
 
@@ -183,7 +184,7 @@ def test_devices_share_a_batch(base: dict[str, Any]) -> None:
     for name, array in two.deltas[0].tensors.items():
         np.testing.assert_allclose(array, one.deltas[0].tensors[name], atol=1e-4)
     with pytest.raises(InvalidInput, match="3 devices must divide the batch"):
-        run_training("own", shallow(), Training("lora", {}, PLAN), examples(16), devices=jax.local_devices()[:3])
+        run_training("own", BACKBONE, Training("lora", {}, PLAN), examples(16), devices=jax.local_devices()[:3])
 
 
 def test_training_together_is_training_each(base: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,14 +222,14 @@ def test_a_trained_task_learns_is_scored_and_served(tmp_path: Path) -> None:
         "adapter", {"bottleneck": 8}, dataclasses.replace(PLAN, epochs=4, rate=1e-2, head_rate=1e-2), max_length=16
     )
     seen: list[UpdateReport] = []
-    found = run_training("own", shallow(), training, examples(64), report=seen.append)
+    found = run_training("own", BACKBONE, training, examples(64), report=seen.append)
     assert seen[-1].number == seen[-1].of == len(found.losses)
     assert found.scores["accuracy"] > 0.9
-    task = read_task(task_to_bytes(found.task), id="own", config=shallow().config, backbone=shallow().ref())
+    task = read_task(task_to_bytes(found.task), id="own", config=CONFIG, backbone=BACKBONE.ref())
     others = examples(32, seed=9)
-    scored = evaluate_task(task, shallow(), others)
+    scored = evaluate_task(task, BACKBONE, others)
     with Engine(
-        shallow(), [task], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=[Bucket(256, ((16, 16),))]
+        BACKBONE, [task], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=[Bucket(256, ((16, 16),))]
     ).start() as engine:
         answers = engine.infer([Query("own", str(each.text)) for each in others])
     labels = [answer.label for answer in answers if isinstance(answer, Classification)]
@@ -236,7 +237,7 @@ def test_a_trained_task_learns_is_scored_and_served(tmp_path: Path) -> None:
     assert scored["accuracy"] == pytest.approx(np.mean(right)) and np.mean(right) > 0.9
     resumed = run_training(
         "own",
-        shallow(),
+        BACKBONE,
         dataclasses.replace(training, settings={}, plan=dataclasses.replace(PLAN, epochs=1)),
         examples(64),
         start=task,
@@ -248,7 +249,7 @@ def test_a_training_that_could_not_be_scored_does_not_begin(monkeypatch: pytest.
     monkeypatch.setattr(metrics, "find_spec", lambda name: None if name == "seqeval" else object())
     began: list[UpdateReport] = []
     with pytest.raises(InvalidInput, match=r"install jpets\[train\]"):
-        run_training("own", shallow(), Training("lora", {}, PLAN), examples(16), report=began.append)
+        run_training("own", BACKBONE, Training("lora", {}, PLAN), examples(16), report=began.append)
     assert not began
 
 
@@ -258,7 +259,7 @@ def test_a_folder_is_one_runs(tmp_path: Path) -> None:
     texts = examples(16)
 
     def run(training: Training, texts: list[Example]) -> list[float]:
-        return [*run_training("own", shallow(), training, texts, folder=tmp_path / "run").losses]
+        return [*run_training("own", BACKBONE, training, texts, folder=tmp_path / "run").losses]
 
     assert run(training, texts) == run(training, texts)
     longer = dataclasses.replace(training, plan=dataclasses.replace(PLAN, epochs=2))
@@ -273,7 +274,7 @@ def test_a_folder_is_one_process_at_a_time_and_of_whole_files(tmp_path: Path) ->
     training = Training("frozen", {}, dataclasses.replace(PLAN, epochs=1), max_length=16)
 
     def run() -> None:
-        run_training("own", shallow(), training, examples(16), folder=tmp_path / "run")
+        run_training("own", BACKBONE, training, examples(16), folder=tmp_path / "run")
 
     with claimed(tmp_path / "run", "another"), pytest.raises(InvalidInput, match="run: another process trains in it"):
         run()
@@ -306,12 +307,12 @@ def test_a_full_disk_is_told_and_nothing_half_written_stays(
 def test_too_few_batches_for_an_update_are_refused() -> None:
     plan = dataclasses.replace(PLAN, epochs=1, accumulate=64)
     with pytest.raises(InvalidInput, match="make no update of 64 batches"):
-        run_training("own", shallow(), Training("frozen", {}, plan, max_length=16), examples(16))
+        run_training("own", BACKBONE, Training("frozen", {}, plan, max_length=16), examples(16))
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
     def run(method: Any, settings: Mapping[str, Any] = {}, count: int = 16) -> None:
-        run_training("own", shallow(), Training(method, settings, PLAN, max_length=16), examples(count))
+        run_training("own", BACKBONE, Training(method, settings, PLAN, max_length=16), examples(count))
 
     for method, settings, message in (
         ("mask", {"rank": 3}, r"mask takes no settings, found \['rank'\]"),
@@ -372,18 +373,18 @@ def test_many_tasks_are_what_each_would_be() -> None:
         for each in examples(64)
         if str(each.text).startswith(("library", "module library"))
     ]
-    found = train_many(shallow(), training, given)
+    found = train_many(BACKBONE, training, given)
     assert list(found) == list(given) and found["values"].task.head.problem == "regression"
     assert found["few"].task.head.outputs < found["sets"].task.head.outputs
     for name in ("few", "values", "answers"):
-        alone = run_training(name, shallow(), training, given[name])
+        alone = run_training(name, BACKBONE, training, given[name])
         np.testing.assert_allclose(found[name].losses, alone.losses, rtol=1e-3)
         assert found[name].held_out == pytest.approx(alone.held_out, rel=1e-3)
         assert found[name].scores == pytest.approx(alone.scores, rel=1e-2) and found[name].task.id == name
     with pytest.raises(InvalidInput, match=r"are trained by one of .*, found mask"):
-        train_many(shallow(), dataclasses.replace(training, method="mask"), given)
+        train_many(BACKBONE, dataclasses.replace(training, method="mask"), given)
     whole = dataclasses.replace(training, plan=dataclasses.replace(PLAN, epochs=1, accumulate=3))
     with pytest.raises(InvalidInput, match="kinds: 2 batches of 8 texts make no update"):
-        train_many(shallow(), whole, given)
+        train_many(BACKBONE, whole, given)
     with pytest.raises(InvalidInput, match=r"same: .*at least two labels"):
-        train_many(shallow(), training, {"same": [dataclasses.replace(each, label="x") for each in examples(4)]})
+        train_many(BACKBONE, training, {"same": [dataclasses.replace(each, label="x") for each in examples(4)]})
