@@ -45,6 +45,7 @@ ENGINE_BACK_OFF = 10.0
 LONGEST_BACK_OFF = 60.0
 """Seconds that what was made waits at most for the next attempt."""
 MOST_DOUBLINGS = 16
+CUT_OFF = "its server ended while it published what the job made: that may be stored, so look whether it is served"
 POLL = 0.1
 HAND_OVER = 10.0
 """Seconds in which another server may begin to run the jobs that this one cannot."""
@@ -104,8 +105,8 @@ class JobRunner:
             self._changed.notify_all()
 
     def cancel(self, job: JobFolder) -> None:
-        """A waiting job is cancelled when this returns, a running one soon after. Raises ``NotFound``; ``Conflict``
-        where what it made is being published."""
+        """A waiting job is cancelled when this returns, a running one soon after; the problem of one whose server ended
+        while it published is that. Raises ``NotFound``; ``Conflict`` where what it made is being published."""
         with self._changed, job.deciding():
             state = job.state
             if state.is_finished:
@@ -115,7 +116,7 @@ class JobRunner:
                 raise Conflict(f"what {job.id} made is being published; remove that when it has finished")
             job.ask_to_end()
             if state.state == "queued" or rests:  # another server may be about to run it
-                job.finish("cancelled")
+                job.finish("cancelled", problem=CUT_OFF if state.publishing else None)
             self._changed.notify_all()
 
     def close(self) -> None:

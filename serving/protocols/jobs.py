@@ -96,7 +96,8 @@ async def get_log(here: Here, jobs: HereJobs, id: str) -> Response:
     summary="Cancel a job, or remove a finished one",
 )
 async def delete_job(here: Here, jobs: HereJobs, id: str) -> Response:
-    """202: it is being cancelled, and publishes nothing. 204: it had finished, and is gone; its task stays."""
+    """202: it is being cancelled, and publishes nothing; where its server ended while it published, its `problem` says
+    so. 204: it had finished, and is gone; its task stays."""
 
     def delete() -> JobFolder | None:
         job = jobs.folders.get(id, _whose(here))

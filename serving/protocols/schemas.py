@@ -261,9 +261,9 @@ class DomainList(BaseModel):
 
 class JobItem(BaseModel):
     """``version`` of ``task``, ``new_backbone`` or ``domain`` is what a job that succeeded published (a task's
-    ``domain`` is where its texts are looked up); ``problem`` says why one
-    failed. ``attempts`` are the processes that it took; ``scores`` are those on held-out texts; ``extracted`` says what
-    an extraction kept."""
+    ``domain`` is where its texts are looked up); ``problem`` says why one failed, or that one which was cancelled may
+    have been published. ``attempts`` are the processes that it took; ``scores`` are those on held-out texts;
+    ``extracted`` says what an extraction kept."""
 
     id: str
     tenant: str = DEFAULT_TENANT

@@ -218,6 +218,19 @@ def test_a_cancelled_job_is_not_published_though_it_is_done(
     assert (finished(waiting).state, published.files) == ("cancelled", [])
 
 
+def test_a_job_whose_server_ended_while_it_published_says_so_when_it_is_cancelled(
+    jobs: JobFolders, published: Published
+) -> None:
+    """What it made may be stored: nobody knows."""
+    runner = JobRunner(jobs, command_of, published)
+    cut_off, waiting = add(jobs), add(jobs)
+    cut_off.change(state="running", publishing=True, attempts=1)
+    for job in (cut_off, waiting):
+        runner.cancel(job)
+    assert [job.state.state for job in (cut_off, waiting)] == ["cancelled"] * 2
+    assert "may be stored" in str(cut_off.state.problem) and waiting.state.problem is None
+
+
 def test_a_task_that_could_not_be_published_is_not_made(jobs: JobFolders, published: Published) -> None:
     def check(job: JobFolder) -> None:
         checked.append(job.outline_file.read_text())
