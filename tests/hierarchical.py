@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from one_task import logits_of
+from one_task import task_logits
 from support import FIXTURES, tiny
 
 from checkpoints.backbone import Backbone
@@ -158,7 +158,7 @@ def computed(
     kept_as = backbone.config.table_format
     encoder = split(dataclasses.replace(layers.upper, table_rows=ids.size, table_format=kept_as))
     params = {**jax.tree.map(jnp.asarray, model.upper), "table": jnp.asarray(stored(table, kept_as))}
-    return logits_of(encoder, params, task.deltas, task.head, rows)
+    return task_logits(encoder, params, task.deltas, task.head, rows)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from jpets.training.forward import InputRows, acts_beside, task_outputs
 from jpets.types import Delta, Head
 
 
-def logits_of(
+def task_logits(
     encoder: SplitEncoder, params: Params, deltas: Sequence[Delta], head: Head, rows: InputRows, tensors: Any = None
 ) -> np.ndarray:
     """The logits of a task; ``tensors`` stand for the head's own. Outside a program every operation would be compiled

@@ -338,7 +338,7 @@ def wait_until(look: Callable[[], Found], seconds: float = 300) -> Found:
     """What ``look`` finds, once that is true. The slowest machine may need long: a test that is well does not."""
     end = time.monotonic() + seconds
     while not (found := look()):
-        assert time.monotonic() < end
+        assert time.monotonic() < end, f"after {seconds:g} s still {found!r}"
         time.sleep(0.01)
     return found
 

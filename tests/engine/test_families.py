@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 from hierarchical import opened, write_tables
-from one_task import logits_of
+from one_task import task_logits
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, FIXTURES, dense_answer, make_head, make_task, random_delta, tiny
 
 from checkpoints.backbone import Backbone
@@ -120,7 +120,7 @@ def test_training_over_tables_counts_positions_as_the_engine_does(tmp_path: path
     exact = packed(rising, 40, len(rising[-1].ids), NO_ROW)
     same = range(len(texts))
     for rows, of in ((rectangle(tokens, 16, NO_ROW), same), (packed(tokens, 40, 16, NO_ROW), same), (exact, order)):
-        found = logits_of(encoder, params, task.deltas, task.head, rows)
+        found = task_logits(encoder, params, task.deltas, task.head, rows)
         for own, at in zip(found, of, strict=True):
             expected = served[at]
             assert isinstance(expected, Classification)

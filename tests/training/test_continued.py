@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from one_task import logits_of
+from one_task import task_logits
 from pydantic import ValidationError
 from support import shallow
 
@@ -72,7 +72,7 @@ def test_it_starts_with_the_tasks_answers_and_keeps_its_places(method: str, sett
         own, deltas = recipe.vary(params, tree, None)
         return task_outputs(encoder, own, deltas, head, tensors, batch).logits
 
-    served, plain = (logits_of(encoder, params, deltas, head, batch, tensors) for deltas in ((delta,), ()))
+    served, plain = (task_logits(encoder, params, deltas, head, batch, tensors) for deltas in ((delta,), ()))
     far = float(np.abs(served - plain).max())
     assert far > 1e-3
     np.testing.assert_allclose(answers(tree), served, atol=1e-5 if method != "mask" else 0.2 * far)
@@ -163,7 +163,7 @@ def test_a_delta_at_the_pooler_acts_in_training_as_when_it_is_served() -> None:
     batch = rectangle(rows.tokens, 16, 0)
 
     served, whole, plain = (
-        logits_of(encoder, params, deltas, own, batch)
+        task_logits(encoder, params, deltas, own, batch)
         for own, deltas in ((folded.head, (delta,)), (head, (delta,)), (head, ()))
     )
     kernel = {name: jnp.asarray(array) for name, array in head.tensors.items()}

@@ -16,7 +16,7 @@ import optax  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_task import logits_of
+from one_task import task_logits
 from seqeval import metrics as seqeval
 from support import random_delta, shallow
 
@@ -355,5 +355,5 @@ def test_deltas_of_a_task_act_in_one_order_whatever_order_they_are_listed_in(met
     rng = np.random.default_rng(0)
     ids = jnp.asarray(rng.integers(5, 100, (2, 8)), jnp.int32)
     rows = TextRows(ids, jnp.zeros_like(ids), jnp.array([8, 5]))
-    found = [logits_of(split(config), params, own, head, rows) for own in (deltas, deltas[::-1])]
+    found = [task_logits(split(config), params, own, head, rows) for own in (deltas, deltas[::-1])]
     np.testing.assert_array_equal(found[0], found[1])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from one_task import logits_of
+from one_task import task_logits
 from support import ENGINE_SETTINGS, shallow
 
 from checkpoints.task_file import read_task, task_to_bytes
@@ -63,15 +63,10 @@ def base() -> dict[str, Any]:
     return jax.tree.map(np.asarray, random_params(CONFIG))
 
 
-def text() -> TextEncoder:
-    config = CONFIG
-    return TextEncoder(BACKBONE.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
-
-
 def rows_of(given: list[Example]) -> Any:
     head = new_head("sequence-classification", "single-label", 2, CONFIG.hidden_size)
     names = label_names(given, "sequence-classification", "single-label")
-    return head, make_rows(given, head, names, text(), RULE)
+    return head, make_rows(given, head, names, TextEncoder.of(BACKBONE), RULE)
 
 
 def recipes(base: dict[str, Any]) -> dict[str, Recipe]:
@@ -89,8 +84,8 @@ def test_recipes_start_where_the_backbone_is_and_end_in_a_task(method: str, base
     params = jax.tree.map(jnp.asarray, base)
     tree = recipe.start(np.random.default_rng(0))
     own, deltas = recipe.vary(params, tree, None)
-    found = logits_of(encoder, own, deltas, head, batch, tensors)
-    plain = logits_of(encoder, params, (), head, batch, tensors)
+    found = task_logits(encoder, own, deltas, head, batch, tensors)
+    plain = task_logits(encoder, params, (), head, batch, tensors)
     if method == "prompt":
         assert 1e-4 < np.abs(found - plain).max() < 1.0
     elif method == "mask":
