@@ -34,6 +34,8 @@ class Timing:
     """True when a better-fitting program was still being compiled."""
     shared_layers: int = 0
     """Lower layers that were computed once for this text and all tasks that were asked about it together."""
+    tokens: int = 0
+    """Tokens that were computed: those of the text and the virtual ones of its task, by each student that was asked."""
 
     @property
     def cached(self) -> bool:

@@ -91,10 +91,8 @@ class Allowance:
 
 
 def computed_tokens(result: Result) -> int:
-    """How many tokens were computed for an answer: each student of a group computes them."""
-    if result.timing is None or result.timing.cached:
-        return 0
-    return result.tokens * (result.students or 1)
+    """How many tokens were computed for an answer, or for what turned out to be none."""
+    return 0 if result.timing is None or result.timing.cached else result.timing.tokens
 
 
 def _about(query: Query) -> int:

@@ -11,6 +11,7 @@ import pytest
 from groups import group_task
 from support import logits_of
 
+from jpets.engine.queue.response_cache import HIT
 from jpets.engine.students.combining import combined, when_all
 from jpets.errors import (
     DeadlineExceeded,
@@ -22,7 +23,9 @@ from jpets.errors import (
     Preparing,
     Saturated,
 )
-from jpets.types import Embedding, Failure, Result
+from jpets.types import Embedding, Failure, Result, Timing
+
+COMPUTED = Timing(0.0, 0.0, "", "", False, tokens=3)
 
 
 def failed(error: JpetsError) -> Result:
@@ -59,6 +62,27 @@ def test_a_fixed_number_answers_or_none_while_a_reason_passes(error: type[JpetsE
     assert combined("group", outline, found).students == 1
     for lasting in (NotFinite("no number"), EngineFailure("a lost device"), InvalidTask("a damaged file")):
         assert combined("group", outline, [vectors[0], failed(lasting), vectors[2]], fixed=True).students == 1
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("error", [NotFinite, Saturated])
+def test_every_student_that_was_computed_is_told_of(error: type[JpetsError], fixed: bool) -> None:
+    """Also those behind one without a vector, and where there is no answer: their tokens count for a quota."""
+    task = group_task()
+    outline = dataclasses.replace(task, deltas=())
+    one, cached = result([0.0] * 64), dataclasses.replace(result([0.0] * 64), timing=HIT)
+    one, lost = (dataclasses.replace(own, timing=COMPUTED) for own in (one, failed(error("no"))))
+    for found, tokens in (
+        ([one, one, one], 9),
+        ([one, lost, one], 9),
+        ([lost, one, one], 9),
+        ([cached, one, lost], 6),
+        ([cached, lost], 3),
+    ):
+        timing = combined("group", outline, found, fixed=fixed).timing
+        assert timing is not None and (timing.tokens, timing.cached) == (tokens, False)
+    timing = combined("group", outline, [cached, cached]).timing
+    assert timing is not None and timing.cached
 
 
 def test_cancelling_a_query_cancels_its_students() -> None:

@@ -57,9 +57,8 @@ class Completion:
         bucket, seconds = str(program.key.bucket), done - batch.dispatched
         again = []
         for at, pending in enumerate(batch.plan.pendings):
-            timing = Timing(
-                batch.dispatched - pending.arrived, seconds, bucket, program.label, fallback, batch.plan.shared_layers
-            )
+            queued, shared = batch.dispatched - pending.arrived, batch.plan.shared_layers
+            timing = Timing(queued, seconds, bucket, program.label, fallback, shared, pending.row.length)
             if self._needs_more(batch.assembled, outputs, at, pending, timing):
                 again.append(pending)
         if again:

@@ -25,14 +25,15 @@ def combined(id: str, task: Task | None, found: Sequence[Result], *, fixed: bool
     traffic. ``task`` has the group's head and multipliers; None where no student was ever read."""
     vectors: list[FloatArray] = []
     problem: JpetsError | None = None
+    computed = [each.timing for each in found if each.timing is not None]
     for each in found:
         if not isinstance(each, Embedding):
             problem = each.error
             if fixed and isinstance(problem, PASSING):
-                return failure(id, problem, each.tokens, each.timing)
+                return failure(id, problem, each.tokens, _timing(computed[:1], computed))
             break
         vectors.append(each.embedding)
-    timing = _timing([each.timing for each in found[: max(1, len(vectors))] if each.timing is not None])
+    timing = _timing([each.timing for each in found[: len(vectors)] if each.timing is not None], computed)
     least = task.students.least if task is not None and task.students is not None else 1
     if len(vectors) < least:
         # Where nobody knew of ``least`` before the file was read, too few were asked.
@@ -49,17 +50,20 @@ def combined(id: str, task: Task | None, found: Sequence[Result], *, fixed: bool
 NO_TIMING = Timing(0.0, 0.0, "", "", False)
 
 
-def _timing(each: Sequence[Timing]) -> Timing | None:
-    """The students run side by side: the answer is there with the last."""
+def _timing(read: Sequence[Timing], computed: Sequence[Timing]) -> Timing | None:
+    """Of the students whose vectors were ``read``; without any, of all that were ``computed``. They run side by side:
+    the answer is there with the last."""
+    each = read or computed
     if not each:
         return None
-    first = next((own for own in each if not own.cached), each[0])
+    first = next((own for own in (*each, *computed) if not own.cached), each[0])
     return Timing(
         max(own.queued for own in each),
         max(own.computed for own in each),
         first.bucket,
         first.program,
         any(own.fallback for own in each),
+        tokens=sum(own.tokens for own in computed if not own.cached),
     )
 
 

@@ -29,6 +29,7 @@ def test_virtual_tokens_take_room_from_the_text_alone(engine: Engine) -> None:
         ]
     )
     assert cut.tokens == whole.tokens == 63
+    assert cut.timing is not None and cut.timing.tokens == 64, "as many were computed"
     assert isinstance(over.error, InputTooLong)
 
 

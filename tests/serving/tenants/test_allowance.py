@@ -27,7 +27,7 @@ class Clock:
 
 
 def computed(tokens: int) -> Result:
-    return Result(task="a", tokens=tokens, timing=Timing(0.0, 0.0, "", "", fallback=False))
+    return Result(task="a", tokens=tokens, timing=Timing(0.0, 0.0, "", "", fallback=False, tokens=tokens))
 
 
 steps = st.lists(st.tuples(st.floats(0, 30), st.floats(0.1, 200)), min_size=1, max_size=40)
@@ -74,10 +74,11 @@ def test_tokens_are_settled() -> None:
         allowance.queries([Query("a", "x" * 190)], 512)
 
 
-def test_each_student_of_a_group_counts() -> None:
+def test_all_tokens_that_were_computed_count() -> None:
+    """Not those of the text alone: virtual tokens, and each student's, too."""
     allowance = Allowance(Limits(tokens_per_minute=3000), Clock())
     counted = allowance.queries([Query("a", "x" * 92)], 512)
-    allowance.settle(counted, [computed_tokens(dataclasses.replace(computed(10), students=3))])
+    allowance.settle(counted, [computed_tokens(dataclasses.replace(computed(30), tokens=10))])
     with pytest.raises(OverQuota):  # of the 100 that may be saved up 70 are left
         allowance.queries([Query("a", None, input_ids=[1] * 80)], 512)
     allowance.queries([Query("a", None, input_ids=[1] * 60)], 512)
