@@ -81,7 +81,7 @@ class HostLoop:
         self._progress = time.monotonic()
         self._lost = 0
         """Batches in a row that the device failed."""
-        self._trigger = Trigger(planner, pending, settings)
+        self._trigger = Trigger(planner, pending, replica.staging, settings)
         self._completion = Completion(workload, planner, pending, answers, stats)
         self._owner = threading.Thread(target=self._own, name="jpets-device", daemon=True)
         self._completer = threading.Thread(target=self._complete, name="jpets-complete", daemon=True)
@@ -190,11 +190,12 @@ class HostLoop:
         A query with a passed deadline is answered with that, wherever in the queue it stands, and is never computed.
         """
         self._answers.fail(self._pending.expire(time.monotonic()), LATE)
+        arrivals = self._pending.arrivals
         waiting = plan.pendings if plan is not None else self._pending.most_urgent(WINDOW)
         if not waiting:
             return None
         if plan is None:
-            if self._trigger.wait(waiting):
+            if self._trigger.wait(waiting, arrivals):
                 return None
             plan = self._plan(waiting)
         taken = self._pending.serve(plan.pendings, self._planner.keeping) if plan is not None else []

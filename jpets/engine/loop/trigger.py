@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from jpets.config import EngineSettings
+from jpets.engine.device.staging import Staging
 from jpets.engine.planning.planner import Planner
 from jpets.engine.queue.pending import Pending
 from jpets.engine.queue.pending_queue import PendingQueue
@@ -16,17 +17,19 @@ from jpets.scheduling.order.trigger import lazy_wait
 class Trigger:
     """By the engine's settings: ``hungry`` never waits, ``lazy`` waits while that is predicted to pay."""
 
-    def __init__(self, planner: Planner, pending: PendingQueue, settings: EngineSettings) -> None:
+    def __init__(self, planner: Planner, pending: PendingQueue, staging: Staging, settings: EngineSettings) -> None:
         self._planner = planner
         self._pending = pending
+        self._staging = staging
         self._settings = settings
 
     @property
     def hungry(self) -> bool:
         return self._settings.trigger == "hungry"
 
-    def wait(self, waiting: Sequence[Pending]) -> bool:
-        """Sleeps if more queries should join these first; True if the caller has to look again."""
+    def wait(self, waiting: Sequence[Pending], arrivals: int) -> bool:
+        """Sleeps if more queries should join these first; True if the caller has to look again. Queries that came
+        since there were so many ``arrivals`` end the sleep, and so does staged work."""
         if self.hungry:
             return False
         try:
@@ -45,6 +48,7 @@ class Trigger:
         )
         if seconds <= 0:
             return False
-        with self._pending.changed:
-            self._pending.changed.wait(seconds)
+        with self._pending.changed:  # of what came while it was predicted nobody will be told
+            if self._pending.arrivals == arrivals and not (self._staging.waiting or self._pending.closed):
+                self._pending.changed.wait(seconds)
         return True

@@ -50,6 +50,8 @@ class Pending:
     absent: Entry | None = None
     query: Query | None = None
     text: SharedText | None = None
+    queued: bool = False
+    """Whether it was put into a queue: from then on only its answer releases its task."""
 
     @property
     def cold(self) -> bool:

@@ -77,11 +77,12 @@ class PendingQueue:
             excess = len(self._waiting) + len(items) - self._limit
             pushed = self._make_room(items[0].party, len(items), excess) if excess > 0 else []
             for pending in items:
-                self._waiting[pending.number] = pending
+                pending.queued = True  # first: where this is interrupted, nobody may release its task
                 if pending.cold:
                     self._cold.add(pending)
                 else:
                     self._become_ready(pending)
+                self._waiting[pending.number] = pending
             self._deadlines.update((p.deadline, p.number) for p in items if p.deadline is not None)
             self.arrivals += 1
             self.changed.notify_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -42,9 +43,11 @@ class Submissions:
         self, queries: Sequence[Query], deadline: float | None, priority: int, tenant: str, responses: ResponseCache
     ) -> list[Future[Result]]:
         """One future a query, in order. ``deadline`` is seconds from now; answers that ``responses`` has are given at
-        once. Raises ``Saturated``, and ``InvalidInput`` for a deadline that is no number."""
+        once. Raises ``Saturated``, and ``InvalidInput`` for a deadline or a priority that is no number."""
         if deadline is not None and math.isnan(deadline):
             raise InvalidInput("deadline: expected seconds from now, found NaN")
+        if not isinstance(priority, numbers.Integral):
+            raise InvalidInput(f"priority: expected a whole number, found {priority!r}")
         queries = list(queries)  # read twice: an iterator would lose its queries
         until = None if deadline is None else time.monotonic() + deadline
         prepared: list[Pending | Future[Result]] = []
@@ -56,11 +59,14 @@ class Submissions:
                 for at, item in enumerate(prepared):
                     if isinstance(item, Pending) and not item.cold:
                         prepared[at] = self._look_up(item, responses)
-            waiting = [item for item in prepared if isinstance(item, Pending)]
-            self.share(waiting)
-            pushed_out = self._pending.put(waiting)
+            coming = [item for item in prepared if isinstance(item, Pending)]
+            self.share(coming)
+            pushed_out = self._pending.put(coming)
         except BaseException:
-            self._intake.give_back(prepared)
+            waiting = [item for item in prepared if isinstance(item, Pending)]
+            self._intake.give_back(item for item in waiting if not item.queued)
+            for item in waiting:
+                item.future.cancel()
             self._intake.release(queries[len(prepared) :], acquired)
             raise
         if any(isinstance(item, Pending) and item.cold for item in prepared):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, embedding_of, paused, shallow
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, embedding_of, paused, shallow, wait_until
 
 from jpets.engine.batch.rows import Row
 from jpets.engine.engine import Engine
@@ -17,9 +17,9 @@ from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.planner import Planner
 from jpets.engine.queue.pending import Pending
 from jpets.engine.queue.pending_queue import WINDOW
-from jpets.errors import DeadlineExceeded, EngineFailure, Saturated
+from jpets.errors import DeadlineExceeded, EngineFailure, InvalidInput, Saturated
 from jpets.scheduling.policies import ready
-from jpets.types import Query
+from jpets.types import Query, Result
 
 TEXT = "a library of functions for sparse matrices"
 LABELLED = ["adapter", "bitfit", "mask", "diff", "several"]
@@ -39,6 +39,30 @@ def test_a_cancelled_query_is_dropped(engine: Engine) -> None:
     assert second.result(30).error is None
     with pytest.raises(CancelledError):
         first.result()
+
+
+def test_what_was_queued_before_an_interrupt_keeps_its_task(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given back twice, its slot could become another task's while it waits."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def held() -> list[int]:
+        return [resident.queries for resident in engine.tasks.all() if resident.queries]
+
+    with paused(engine):
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.pending.changed, "notify_all", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                engine.submit([Query("mask", TEXT)])
+        assert len(engine.pending) == 1 and held() == [1]
+        for wrong in ("high", None, 1.5):
+            with pytest.raises(InvalidInput, match="expected a whole number"):
+                engine.submit([Query("mask", TEXT)], priority=wrong)  # type: ignore[arg-type]
+        assert len(engine.pending) == 1 and held() == [1]
+    wait_until(lambda: not held() and not len(engine.pending))
+    assert engine.infer([Query("mask", TEXT)])[0].error is None
+    assert all(resident.queries == 0 for resident in engine.tasks.all())
 
 
 def test_what_was_cancelled_is_never_computed(engine: Engine) -> None:
@@ -176,3 +200,22 @@ def test_a_lazy_server_does_not_wait_past_a_deadline(tmp_path: object, monkeypat
         assert not wait([patient], timeout=0.3).done
         (hasty,) = own.submit([Query(None, TEXT)], deadline=30.0)
         assert hasty.result(60).error is None
+
+
+def test_what_comes_while_a_lazy_server_predicts_ends_its_wait(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, trigger="lazy", lazy_wait=300.0, lazy_size=2, latency_target=1000.0)
+    more: list[Future[Result]] = []
+
+    def predicted(planner: Planner, waiting: Sequence[Pending]) -> float:
+        if not more:
+            more.extend(own.submit([Query(None, TEXT)]))
+        return 0.01
+
+    monkeypatch.setattr(Planner, "predicted", predicted)
+    with Engine(shallow(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
+        own.start()
+        first = own.submit([Query(None, TEXT)])
+        assert first[0].result(60).error is None
+        more[0].cancel()
