@@ -50,8 +50,8 @@ are measured within minutes."""
 LOOK_AGAIN = 5.0
 """Seconds between looks for classes that came since."""
 TRY_AGAIN = 60.0
-"""Seconds after which what could not be measured is tried again; sizes each further time twice as long, up to
-``MOST_WAIT``."""
+"""Seconds after which what could not be measured is tried again; sizes, and what cannot be compiled, each further time
+twice as long, up to ``MOST_WAIT``."""
 MOST_WAIT = 3600.0
 
 
@@ -90,6 +90,8 @@ class IdleMeasurement:
         self._used = used
         self._wait = wait
         self._not_before: dict[ClassKey, float] = {}
+        self._waits: dict[ClassKey, float] = {}
+        """Seconds after which a class that could not be compiled is tried again."""
         self._sizes_not_before, self._sizes_wait = 0.0, TRY_AGAIN
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jpets-costs", daemon=True)
@@ -148,11 +150,19 @@ class IdleMeasurement:
             return_free_memory()
 
     def _measure(self, keys: Sequence[ClassKey], bench: Bench) -> None:
+        """All of these but those that cannot be compiled, which are put off."""
         bare: dict[ProgramKey, Program] = {}
         with ThreadPoolExecutor(1, "jpets-costs-next") as beside:  # compiles for the next class meanwhile
             coming = beside.submit(self._prepared, keys[0], bench, bare)
-            for following in [*keys[1:], None]:
-                prepared = coming.result()
+            for key, following in zip(keys, [*keys[1:], None], strict=True):
+                try:
+                    prepared = coming.result()
+                except EngineFailure as error:
+                    log.warning("costs could not be measured: %s", error.message, extra={"class": str(key)})
+                    wait = self._waits.get(key, TRY_AGAIN)
+                    self._not_before[key] = time.monotonic() + wait
+                    self._waits[key] = min(2 * wait, MOST_WAIT)
+                    prepared = None
                 if following is not None:
                     coming = beside.submit(self._prepared, following, bench, bare)
                 if prepared is not None:

@@ -114,6 +114,17 @@ def test_what_cannot_be_compiled_stays_coarse_for_a_while(
     assert "costs could not be measured" in caplog.text
 
 
+def test_a_class_that_cannot_be_compiled_holds_up_no_other(engine: Engine, profile: LiveProfile) -> None:
+    """The biases' class, whose tasks make it the first one."""
+
+    def compile(family: Family, key: ProgramKey) -> Program | None:
+        return None if BIAS_CLASS in key.variant.classes() else compiled(family, key)
+
+    with measuring(engine, profile, compile) as own:
+        wait_until(lambda: profile.coarse == {str(BIAS_CLASS)} and not own._missing())
+        assert own._waits == {BIAS_CLASS: 2 * idle_measurement.TRY_AGAIN}
+
+
 def test_a_device_without_room_is_left_alone(
     engine: Engine, profile: LiveProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
