@@ -118,8 +118,10 @@ class BackgroundCompiler:
         """Notes that a batch would have been ``seconds`` faster in ``key``."""
         with self._changed:
             self._wanted.miss(key, seconds)
-            if self._hurried and not self.process.hurry() and self._other is not None:
-                self.process.give_up(self._other)
+            if self._hurried and not self.process.hurry():  # at its low priority it could keep this one for minutes
+                for idle in (self._other, self._idle):
+                    if idle is not None:
+                        self.process.give_up(idle)
             if self._wanted.most(self._least()) is not None:
                 self._changed.notify_all()
                 if self._spare is not None and self._missed() is not None:
