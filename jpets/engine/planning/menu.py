@@ -71,6 +71,8 @@ class Menu:
             return
         self._new = 0
         found = learn_buckets(self._lengths, self._most_rows, self._most_tokens)
+        if not found:  # the longest of these texts fits no shape that may be learnt
+            return
         if not self._learnt or self._efficiency(found) < BETTER * self._efficiency(self._learnt):
             self.learn(found)
 

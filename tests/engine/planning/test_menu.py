@@ -96,3 +96,13 @@ def test_learnt_mixtures_come_before_the_ladders() -> None:
     assert large and set(own.buckets[-len(large) :]) == set(large)
     first = own.buckets[: -len(large)]
     assert learnt in first and small and set(small) < set(first) and list(first) == sorted(first, key=cost)
+
+
+def test_texts_that_fit_no_learnt_shape_change_none() -> None:
+    """The largest batch is cut to whole groups of 64 tokens, which may be fewer than the longest text has."""
+    own = menu(most_tokens=300)
+    own.saw(gaussian(2000))
+    learnt = own.main
+    assert learnt
+    own.saw(np.full(2000, 300))
+    assert own.main == learnt
