@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -136,7 +136,7 @@ class Balancer:
             if self._end.is_set():
                 return
             self._mover.move(move.task, live[move.source], live[move.target], copy=move.copy)
-        self._withdraw(work(calls, weights))
+        self._withdraw(work(calls, weights), live)
         if self._rule is not None:
             self.interval = self._rule.following(self.interval, self.phi)
 
@@ -155,10 +155,13 @@ class Balancer:
         tenant, id = name
         return self._members[devices[0]].query_weight(id, tenant=tenant)
 
-    def _withdraw(self, done: Mapping[TaskName, float]) -> None:
-        """Takes a copy from tasks that have cooled down, by their recent work."""
+    def _withdraw(self, done: Mapping[TaskName, float], live: Collection[int]) -> None:
+        """Takes a copy from tasks that have cooled down, by their recent work. Those with one on a device that is not
+        ``live`` wait for the rescue, which takes that one."""
         fair = sum(done.values()) / len(self._members)
         for name, own in done.items():
             home = self._homes.get(name)
-            if home is not None and len(home.devices) > 1 and own / len(home.devices) < PER_COPY * fair:
+            if home is None or len(home.devices) < 2 or not set(live).issuperset(home.devices):
+                continue
+            if own / len(home.devices) < PER_COPY * fair:
                 self._mover.withdraw(name, home.devices[-1])

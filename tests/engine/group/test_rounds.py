@@ -12,6 +12,7 @@ import jax
 import pytest
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, light_or_mask_task, shallow, wait_until
 
+from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.residency.loading import OVERHEAD
 from jpets.types import TaskName
@@ -59,3 +60,23 @@ def test_a_round_plans_within_the_slots_of_targets_and_its_bytes(group: EngineGr
     assert len(moved(others, 0.6e-6 * least)) == 1, "what two rounds had together"
     assert group.mover.counts["bytes"] - copied <= budget + OVERHEAD
     assert len(moved(others, 1000.0)) == 2
+
+
+def test_a_copy_beside_one_on_a_lost_device_stays(group: EngineGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else queries would go to that device alone. Once both work, one of them is withdrawn."""
+    first, _ = group._members
+    cool, hot = [n for n in range(12) if group.devices_of(f"task-{n}") == (0,)][:2]
+    group.mover.move(TaskName.of(f"task-{cool}"), 0, 1, copy=True)
+    assert group.mover.wait(10) and group.devices_of(f"task-{cool}") == (0, 1)
+
+    def rounds() -> None:
+        group.homes.called(Counter({TaskName.of(f"task-{cool}"): 1, TaskName.of(f"task-{hot}"): 1000}))
+        group.balancer.round(1e-6)
+        assert group.mover.wait(10)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "live", property(lambda own: own is not first))
+        rounds()
+        assert group.devices_of(f"task-{cool}") == (0, 1)
+    rounds()
+    assert len(group.devices_of(f"task-{cool}")) == 1
