@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,10 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.device.memory import fit_slots, param_bytes, slot_bytes
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.network import Network, Params
+from jpets.errors import OutOfSpace
 from jpets.types import Task
+
+log = logging.getLogger(__name__)
 
 LOWERING = 2
 """Rises when a task's classes change: servers then compute again what they remember of their tasks."""
@@ -39,7 +43,8 @@ def class_slots(
     ``coming``, and as many free ones again. Coming tasks can share slots, so theirs are limited.
 
     A class that another one covers is served by that class. Under a ``limit`` in bytes, each device's, there may be
-    fewer free slots; raises ``OutOfSpace`` where the tasks that stay on the device do not fit.
+    fewer free slots, and coming tasks may have one in turn; classes of theirs for which even that is too much are left
+    out, those that take most first. Raises ``OutOfSpace`` where the tasks that stay on the device do not fit.
     """
     stay = Counter(key for task in tasks for key in network.classes(task, params))
     shapes = {key for task in reserve for key in network.classes(task, params)}
@@ -47,12 +52,27 @@ def class_slots(
     for key, cover in covered({*stay, *shapes, *coming}).items():
         members = kept.get(cover, _Members(0, 0))
         kept[cover] = _Members(members.stay + stay[key], members.coming + coming.get(key, 0))
-    parts = class_parts(kept, network.config, settings.dtype, mesh)
-    wanted = {key: members.wanted(settings, parts[key]) for key, members in kept.items()}
-    least = {key: members.least(settings) for key, members in kept.items()}
     taken = param_bytes(network, params, settings.dtype, mesh)
-    fitting = fit_slots(least, wanted, parts, network.config, settings.dtype, taken, limit, mesh)
-    return tuple(sorted(fitting.items()))
+    sizes = {key: slot_bytes(key, network.config, settings.dtype, mesh) for key in kept}
+    rows = USUAL_ROWS
+    while True:
+        parts = class_parts(kept, network.config, settings.dtype, mesh)
+        wanted = {key: members.wanted(settings, parts[key]) for key, members in kept.items()}
+        least = {key: members.least(settings, rows) for key, members in kept.items()}
+        try:
+            fitting = fit_slots(least, wanted, parts, network.config, settings.dtype, taken, limit, mesh)
+            return tuple(sorted(fitting.items()))
+        except OutOfSpace:
+            some = [key for key, members in kept.items() if not members.stay and key not in shapes]
+            if rows == 1 and not some:
+                raise
+            if rows == 1:
+                left_out = max(some, key=lambda key: (sizes[key], key))
+                log.warning(
+                    "tasks of a shape cannot be served: the device has no room for them; raise --device-memory-gb",
+                    extra={"class": str(left_out), "tasks": kept.pop(left_out).coming},
+                )
+            rows = 1
 
 
 def covered(keys: Iterable[ClassKey]) -> dict[ClassKey, ClassKey]:
@@ -92,6 +112,6 @@ class _Members(NamedTuple):
         rounded = 1 << max(settings.slots * parts, 2 * (self.stay + self.coming)).bit_length()
         return min(rounded, 2 * self.stay + settings.max_slots * parts + 1) if self.coming else rounded
 
-    def least(self, settings: EngineSettings) -> int:
-        """The least slots: for tasks that may leave, as many as a usual batch has rows. Larger batches are then cut."""
-        return self.stay + min(self.coming, settings.max_batch_rows, settings.max_slots, USUAL_ROWS) + 1
+    def least(self, settings: EngineSettings, rows: int) -> int:
+        """The least slots: for tasks that may leave, as many as a batch has ``rows``. Larger batches are then cut."""
+        return self.stay + min(self.coming, settings.max_batch_rows, settings.max_slots, rows) + 1

@@ -15,13 +15,14 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.device.classes import LOWERING, class_parts, class_slots
 from jpets.engine.device.memory import banks_bytes, param_bytes
 from jpets.engine.workloads.encoder_network import EncoderNetwork
+from jpets.errors import OutOfSpace
 from jpets.types import Task
 
 SETTINGS = dataclasses.replace(ENGINE_SETTINGS, slots=7, max_slots=63, max_batch_rows=16)
 
 
 def lora(rank: int = 4) -> Task:
-    delta = random_delta("lora", shallow().config, 1)
+    delta = random_delta("lora", shallow().config, 1, rank=rank)
     return make_task(shallow(), f"lora-{rank}", [delta], make_head(np.random.default_rng(0), 64, 3))
 
 
@@ -88,6 +89,30 @@ def test_under_a_limit_a_batch_of_them_still_fits() -> None:
     )
     found = slots(0, 100_000, needed * 16 / 15 + 1)
     assert found == {"lora": 17, "head": 17}, "a batch has 16 rows"
+
+
+def test_tasks_that_were_taken_in_one_by_one_are_no_reason_not_to_start() -> None:
+    """A running server gives a new class as little as one slot besides the empty one."""
+    network, config, params = EncoderNetwork(shallow().config), shallow().config, dict(shallow().params)
+    keys = network.classes(lora(), params)
+    taken = param_bytes(network, params, "float32")
+    for count, found in ((2, 2), (3, 2), (9, 8)):
+        room = banks_bytes(dict.fromkeys(keys, count), config, "float32")
+        assert set(slots(0, 100_000, (taken + room) * 16 / 15 + 1).values()) == {found}
+    with pytest.raises(OutOfSpace):
+        slots(2, 0, (taken + banks_bytes(dict.fromkeys(keys, 2), config, "float32")) * 16 / 15 + 1)
+
+
+def test_a_class_that_finds_no_room_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Its tasks alone are not served then."""
+    network, config, params = EncoderNetwork(shallow().config), shallow().config, dict(shallow().params)
+    small, wide = (network.classes(lora(rank), params) for rank in (4, 64))
+    (head,) = set(small) & set(wide)
+    room = banks_bytes(dict.fromkeys(small, 3), config, "float32")
+    limit = (param_bytes(network, params, "float32") + room) * 16 / 15 + 1
+    found = class_slots([], [], Counter([*small, *wide]), network, params, SETTINGS, limit)
+    assert {key for key, _ in found} == set(small) and head in small
+    assert "tasks of a shape cannot be served" in caplog.text
 
 
 def test_remembered_classes_are_made_anew_when_lowering_changes() -> None:
