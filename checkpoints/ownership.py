@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -29,6 +30,20 @@ def claim(catalog: Catalog, blobs: Blobs) -> None:
                 f"removed; {ADVICE}"
             )
         blobs.own(identity)
+
+
+def catalog_of(folder: Path, blobs: Blobs) -> Catalog:
+    """The catalogue in a repository's folder. Raises ``InvalidInput`` where it is lost: a new one would know none of
+    the task files, and they would be removed."""
+    file = folder / "catalog.sqlite"
+    if not file.exists() and blobs.owner() is None:
+        count = sum(1 for _ in blobs.list())
+        if count and not file.exists():  # another process may just have made both, the catalogue first
+            raise InvalidInput(
+                f"the repository's folder has task files ({count}) and no {file.name} that knows them, so that they "
+                "would be removed; put it back, or move the folder blobs away and restore a backup"
+            )
+    return Catalog(file)
 
 
 def check_owner(connection: sa.Connection, blobs: Blobs) -> None:

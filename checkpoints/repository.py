@@ -27,7 +27,7 @@ from checkpoints.copying import Copied, copy
 from checkpoints.dialects import insert
 from checkpoints.ids import LATEST, check_alias, check_id
 from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, index_tasks, keep_layouts, last_change
-from checkpoints.ownership import check_owner, claim
+from checkpoints.ownership import catalog_of, check_owner, claim
 from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
 from checkpoints.versions import ACTIVE, UPLOADED, Change, StoredTask, TaskRows, list_tasks
@@ -70,13 +70,13 @@ class Repository:
         blobs: Blobs | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        """``blobs`` and ``catalog`` may lie elsewhere; by default they are in ``folder``."""
+        """``blobs`` and ``catalog`` may lie elsewhere; by default they are in ``folder``, as ``catalog_of`` has it."""
         if keep_versions < 1:
             raise ValueError(f"keep_versions must be at least 1, got {keep_versions}")
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._blobs = blobs or LocalBlobs(self.folder / "blobs")
-        self._catalog = catalog or Catalog(self.folder / "catalog.sqlite")
+        self._catalog = catalog or catalog_of(self.folder, self._blobs)
         self.access = Access(self._catalog)
         self._validator = validator
         self._keep = keep_versions

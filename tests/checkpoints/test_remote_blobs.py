@@ -229,6 +229,22 @@ def test_a_folder_with_the_blobs_of_another_catalogue_is_refused(tmp_path: Path,
         assert shared.collect() == 0 and shared.read(stored) == files[0]
 
 
+def test_a_folder_whose_catalogue_is_lost_is_refused(tmp_path: Path, files: list[bytes]) -> None:
+    """A new one would know no file: the first upload or restore would have all of them removed."""
+    folder = tmp_path / "own"
+    with contextlib.closing(Repository.open(folder)) as own:
+        stored = own.put("a", files[0])
+    catalogue = folder / "catalog.sqlite"
+    catalogue.rename(tmp_path / "aside")
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match=r"has task files \(1\) and no catalog.sqlite"):
+            Repository.open(folder)
+        assert not catalogue.exists()
+    (tmp_path / "aside").rename(catalogue)
+    with contextlib.closing(Repository.open(folder)) as own:
+        assert own.collect() == 0 and own.read(stored) == files[0]
+
+
 def test_blobs_that_came_to_belong_to_another_catalogue_are_not_removed(tmp_path: Path, files: list[bytes]) -> None:
     with contextlib.closing(Repository.open(tmp_path / "plain")) as plain:
         catalogue, blobs = f"sqlite:///{tmp_path}/b.sqlite", f"file://{tmp_path}/plain/blobs"
