@@ -94,6 +94,10 @@ class Backbones:
         """``named``, or whether another server has loaded one of this name. Blocks."""
         return self.named(name) or name in self._repository.backbones()
 
+    def may_load(self, name: str) -> bool:
+        """Whether there is a backbone of this name, loaded or not. Blocks."""
+        return name in self._available()
+
     def list(self) -> list[Hosted]:
         """The first, the others that are loaded, and those that may be loaded."""
         with self._lock:

@@ -4,25 +4,29 @@ backbone."""
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from jpets.engine.interface import Serves, submit_parts
 from jpets.engine.results.stats import BatchObserver
-from jpets.errors import Conflict, InvalidTask
+from jpets.errors import Conflict, InvalidInput, InvalidTask, NotFound
 from jpets.repeated import Repeated
 from jpets.types import DEFAULT_TENANT, Progress, Query, Result, TaskName
 from serving.hosted.backbones import Backbones, OpenBackbone, engines_of
 from serving.hosted.locks import NamedLocks
 from serving.hosted.owned import OwnedTasks
 from serving.hosted.preparations import Preparation
-from serving.hosted.repository import StoredTask
+from serving.hosted.repository import StoredTask, TaskRepository
 from serving.hosted.roster import Roster
 from serving.hosted.service import MakeEngine, Service
 from serving.hosted.usage import AGEING
+
+log = logging.getLogger(__name__)
 
 FOLLOWING = "following the repository"
 COLLECT_SECONDS = 3600.0
@@ -88,8 +92,7 @@ class Services:
         return self._follower.age
 
     def start(self, make_engine: MakeEngine, progress: Progress = lambda what, done, total: None) -> None:
-        self.repository.collect()
-        self.repository.age_uses(AGEING)
+        _tidy(self.repository)
         self.owned.refresh()
         self.first.start(make_engine, progress)
         self.backbones.load_kept()
@@ -189,7 +192,8 @@ class Services:
         fingerprint = self._backbone_of(file) if len(self.all) > 1 else None
         with self._locks.hold(name), self._roster.reading():
             own = next((s for s in self.all if s.backbone.fingerprint == fingerprint), self.first)
-            if self.backbones.reserves(name.id):
+            may_load = self.backbones.may_load(name.id) and not _is_stored(self.repository, name)
+            if may_load or self.backbones.reserves(name.id):
                 raise InvalidTask(f"{name.id!r} is the name of a backbone; choose another id")
             before = self._roster.owner(name)
             if before is not None and before is not own:
@@ -202,3 +206,26 @@ class Services:
 def by_name(services: Services) -> Mapping[str, Service]:
     """Those that take queries, by the names of their backbones."""
     return {service.backbone.name: service for service in services.all}
+
+
+def _tidy(repository: TaskRepository) -> None:
+    """What can wait for a better time is no reason not to serve, as on a full disk."""
+    for what, work in (
+        ("unused task files were not removed", repository.collect),
+        ("counts of queries were not aged", partial(repository.age_uses, AGEING)),
+    ):
+        try:
+            work()
+        except InvalidInput:  # the storage is another catalogue's
+            raise
+        except Exception as error:  # the collector tries again
+            log.exception("%s: %s", what, error)
+
+
+def _is_stored(repository: TaskRepository, name: TaskName) -> bool:
+    """A task that was there before the backbone of its name goes on."""
+    try:
+        repository.get(name.id, name.tenant)
+    except NotFound:
+        return False
+    return True

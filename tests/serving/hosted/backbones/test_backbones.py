@@ -56,17 +56,17 @@ def test_one_request_asks_tasks_of_both(call: Call, loaded: None, other: Backbon
 
 
 def test_uploads_go_to_their_own_backbone(call: Call, loaded: None, backbone: Backbone, other: Backbone) -> None:
-    assert call("PUT", "/v1/tasks/third", content=task_to_bytes(bitfit_task(other, "third", 3))).status_code == 201
-    assert classify(call, "third")[0] == 200
-    clash = call("PUT", "/v1/tasks/third", content=task_to_bytes(bitfit_task(backbone, "third", 3)))
+    assert call("PUT", "/v1/tasks/newest", content=task_to_bytes(bitfit_task(other, "newest", 3))).status_code == 201
+    assert classify(call, "newest")[0] == 200
+    clash = call("PUT", "/v1/tasks/newest", content=task_to_bytes(bitfit_task(backbone, "newest", 3)))
     assert clash.status_code == 409 and OTHER in clash.text
     for name in ("tiny-bert", OTHER):
         named = call("PUT", f"/v1/tasks/{name}", content=task_to_bytes(bitfit_task(other, name, 3)))
         assert named.status_code == 422 and "name of" in named.text
-    assert call("PUT", "/v1/tasks/third", content=task_to_bytes(bitfit_task(other, "third", 4))).json()["loaded"] == 2
-    assert call("POST", "/v1/tasks/third/rollback").json()["version"] == 1
-    assert call("DELETE", "/v1/tasks/third").status_code == 204
-    assert classify(call, "third")[0] == 404
+    assert call("PUT", "/v1/tasks/newest", content=task_to_bytes(bitfit_task(other, "newest", 4))).json()["loaded"] == 2
+    assert call("POST", "/v1/tasks/newest/rollback").json()["version"] == 1
+    assert call("DELETE", "/v1/tasks/newest").status_code == 204
+    assert classify(call, "newest")[0] == 404
 
 
 def test_changes_while_the_repository_is_read_again(

@@ -19,7 +19,7 @@ from checkpoints.repository import Repository
 from checkpoints.task_file import task_to_bytes
 from jpets.engine.engine import Engine
 from jpets.engine.interface import Serves
-from jpets.errors import Saturated
+from jpets.errors import OutOfSpace, Saturated
 from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.http.settings import ServingSettings
@@ -144,6 +144,28 @@ def test_a_backbone_that_does_not_close_well_is_gone_all_the_same(
     assert names[OTHER] == "available"
     assert call("PUT", f"/v1/backbones/{OTHER}").status_code == 202
     wait_for(call, OTHER, "ready")
+
+
+def test_housekeeping_that_fails_is_no_reason_not_to_start(
+    start: Start, repository: Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*given: object) -> None:
+        raise OutOfSpace("the disk is full")
+
+    with monkeypatch.context() as patch:
+        for name in ("collect", "age_uses"):
+            patch.setattr(repository, name, full)
+        with contextlib.closing(start()) as server:
+            assert server.first.ready
+    assert "task files were not removed: the disk is full" in caplog.text
+
+
+def test_no_task_takes_the_name_of_a_backbone_that_may_be_loaded(call: Call, backbone: Backbone) -> None:
+    """Else it could not be loaded any more. A task that was there before goes on."""
+    for name, status in (("broken", 422), (OTHER, 422), ("first", 201)):
+        answer = call("PUT", f"/v1/tasks/{name}", content=task_to_bytes(bitfit_task(backbone, name, 1)))
+        assert answer.status_code == status, answer.text
+        assert status == 201 or "name of a backbone" in answer.text
 
 
 def test_what_is_refused(call: Call) -> None:
