@@ -54,6 +54,9 @@ TASK_TYPES: Mapping[str, HeadType] = MappingProxyType(
 )
 WITHOUT_TYPES = ("QUESTION_ANS",)
 """Task types whose wrapper in PEFT takes token types and does not hand them on: the task has learnt without."""
+PROMPTS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
+PROMPTS_WITHOUT_TYPES = ("FEATURE_EXTRACTION",)
+"""Task types whose wrapper does so for methods of ``PROMPTS`` alone."""
 MODEL_TYPES: Mapping[str, HeadType] = MappingProxyType(
     {
         "ForSequenceClassification": "sequence-classification",
@@ -130,7 +133,8 @@ def read_peft(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported:
     tensors.refuse_rest(f"not understood in a {backbone.config.family} checkpoint of peft_type {kind}")
     problems.refuse()
     notes = (*notes_on_base(settings.get("base_model_name_or_path"), backbone, revision_of(settings)), *found.notes)
-    rule = dataclasses.replace(found.preprocessing, one_type=settings.get("task_type") in WITHOUT_TYPES)
+    without = WITHOUT_TYPES + (PROMPTS_WITHOUT_TYPES if kind in PROMPTS else ())
+    rule = dataclasses.replace(found.preprocessing, one_type=settings.get("task_type") in without)
     return dataclasses.replace(found, deltas=tuple(deltas), notes=notes, preprocessing=rule)
 
 

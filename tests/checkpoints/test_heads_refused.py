@@ -184,7 +184,8 @@ def test_a_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
 
 
 def test_adapters_of_a_wrapper_without_token_types_learnt_without(tmp_path: Path) -> None:
-    """PEFT's class for question answering takes token types and does not hand them on."""
+    """PEFT's class for question answering takes token types and does not hand them on, that for features where a
+    prompt or prefix was tuned."""
     cases = {path.name: json.loads((path / "adapter_config.json").read_text()) for path in (IMPORTS / "peft").iterdir()}
     kinds = {name: settings.get("task_type") for name, settings in cases.items()}
     assert "QUESTION_ANS" in kinds.values() and "SEQ_CLS" in kinds.values()
@@ -193,3 +194,7 @@ def test_adapters_of_a_wrapper_without_token_types_learnt_without(tmp_path: Path
             continue
         found = read(adapter(tmp_path / name, f"peft/{name}"))
         assert found.preprocessing.one_type == (kind == "QUESTION_ANS"), name
+    for case, without in (("lora", False), ("prompt", True), ("prefix", True), ("p-tuning", True)):
+        path = adapter(tmp_path / f"{case}-vectors", f"peft/{case}", headless=True, task_type="FEATURE_EXTRACTION")
+        found = read(path)
+        assert found.head.type == "embedding" and found.preprocessing.one_type == without, case
