@@ -59,7 +59,7 @@ class BackboneConfig:
     """Tokens before and after a token in its n-gram, if the layers work on tables of n-gram vectors (``jpets.plot``),
     which stand for word embeddings and lower layers."""
     table_rows: int = 0
-    """Rows of the tables of a ``window`` that programs take as a parameter; 0: every token brings its row's vectors."""
+    """Rows of the tables of a ``window``, or of a device's copies of some, that programs take as a parameter."""
     table_format: TableFormat = "bfloat16"
 
     def __post_init__(self) -> None:
@@ -75,11 +75,6 @@ class BackboneConfig:
     def looks_up(self) -> bool:
         """Whether tokens come as the rows of their n-grams in tables, and not as their ids."""
         return self.window != (0, 0)
-
-    @property
-    def staged(self) -> bool:
-        """Whether tokens bring the vectors of their n-grams, because programs do not have the tables."""
-        return self.looks_up and not self.table_rows
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
@@ -273,12 +268,19 @@ class EngineSettings:
     tables: TablePlace = field(
         default="auto",
         metadata=about(
-            "where a backbone's tables are read: mapped, by a CPU's programs; staged, by the host for each batch; "
-            "auto, mapped on a CPU and staged elsewhere"
+            "where a backbone's tables are read: mapped, by a CPU's programs; staged, by the host, for what the device "
+            "does not have yet; auto, mapped on a CPU and staged elsewhere"
         ),
     )
     """Where the vectors of a backbone's tables are read: ``mapped``, programs of a CPU read the files themselves;
-    ``staged``, the host gathers each batch's vectors while the device computes the batch before."""
+    ``staged``, the host gathers those that a batch needs and the device does not have, while it computes the batch
+    before."""
+    table_memory_gb: float = field(
+        default=0.5,
+        metadata=about("device memory (10^9 bytes) for rows of tables, where they are staged", gt=0),
+    )
+    """Device memory (10^9 bytes) for the rows of a backbone's tables that batches read last, at most an eighth of what
+    the engine may take, and enough for one batch."""
     move_mb_per_second: float = field(
         default=300.0,
         metadata=about("deltas (10^6 bytes a second) that move to balance devices, 0 for any number", ge=0),

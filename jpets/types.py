@@ -287,6 +287,11 @@ class OpenTables(Protocol):
 class RowSource(Protocol):
     """Tables of n-gram vectors of several domains, and of the root that they share, in memory. Thread-safe."""
 
+    @property
+    def moved(self) -> int:
+        """How often rows came to mean other n-grams than before: what was copied of them may be wrong then."""
+        ...
+
     def full_name(self, domain: str) -> str:
         """A domain's name with what tells its vectors from those of other ones that had its name. Raises
         ``NotFound``."""

@@ -77,8 +77,8 @@ class LookedUpNetwork(EncoderNetwork):
 class LookedUpWorkload(EncoderWorkload):
     """A row comes as token ids; for its first step they are looked up, for its second it has vectors of its own."""
 
-    def __init__(self, backbone: LoadedBackbone, longest: int, *, staged: bool = False) -> None:
-        super().__init__(backbone, longest, staged=staged)
+    def __init__(self, backbone: LoadedBackbone, longest: int, *, staged_rows: int = 0) -> None:
+        super().__init__(backbone, longest, staged_rows=staged_rows)
         self.table = np.asarray(backbone.params["word"], np.float32)
         self.steps: list[int] = []
         """Batches before that of each step of each query."""

@@ -11,7 +11,7 @@ from functools import partial
 
 import jax
 
-from jpets.config import BackboneConfig, EngineSettings
+from jpets.config import EngineSettings
 from jpets.deltas.operators import usual_operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu, steady_menu, widest
@@ -21,13 +21,13 @@ from jpets.engine.compilation.growth import Growth
 from jpets.engine.compilation.program_memory import ProgramMemory
 from jpets.engine.compilation.readiness import Programs
 from jpets.engine.compilation.remembered import RememberedPrograms
-from jpets.engine.costs.batch_limits import with_batch_limits
+from jpets.engine.costs.batch_limits import MANY_TOKENS, with_batch_limits
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.idle_measurement import IdleMeasurement
 from jpets.engine.costs.live_profile import LiveProfile, figures_file
 from jpets.engine.costs.pace import Pace
 from jpets.engine.device.classes import class_slots
-from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, held, tree_bytes
+from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, held, staged_rows, tree_bytes
 from jpets.engine.device.replica import Replica
 from jpets.engine.kernels.choosing import before_trials, choose, known_operators
 from jpets.engine.liveness import Liveness
@@ -56,7 +56,6 @@ from jpets.engine.results.stats import Stats
 from jpets.engine.tasks.table import TaskTable
 from jpets.engine.workloads.registry import workload_named
 from jpets.engine.workloads.workload import Workload
-from jpets.errors import InvalidInput
 from jpets.free_memory import usual_programs_mb
 from jpets.types import LoadedBackbone, Task
 
@@ -138,7 +137,11 @@ def make_frame(
     device = mesh.devices[0]
     limit = device_limit(device, settings.device_memory_gb)
     platform = device.platform
-    workload = workload_named(backbone.kind)(backbone, longest, staged=_staged(settings, config, platform))
+    usual = settings.max_batch_tokens or MANY_TOKENS
+    staged = staged_rows(
+        settings, config, platform, limit, max([usual, longest, *(bucket.tokens for bucket in buckets or ())])
+    )
+    workload = workload_named(backbone.kind)(backbone, longest, staged_rows=staged)
     operators = before_trials(usual_operators(platform), settings.kernels, mesh)
     streams = delta_streams(settings, platform)
     steady = settings.policy == "steady"
@@ -148,7 +151,7 @@ def make_frame(
     figures = figures_path(folder, ProgramStore(folder / "programs", mesh), family)
     measured = figures_file(figures).read()
     settings = with_batch_limits(settings, platform, measured.packed if measured else ())
-    slots = class_slots(tasks, list(reserve), coming, workload.network, dict(backbone.params), settings, limit, mesh)
+    slots = class_slots(tasks, list(reserve), coming, workload.network, dict(workload.params), settings, limit, mesh)
     family = dataclasses.replace(family, slots=slots)
     most_tokens = max(longest, settings.max_batch_tokens)
     menu = bucket_menu(longest, most_tokens, settings.max_batch_rows)
@@ -158,13 +161,6 @@ def make_frame(
     light, core = widest(classes, heavy=False), Core(menu, bool(buckets) or steady)
     offered = [ProgramKey(bucket, light) for bucket in menu]
     return Frame(settings, workload, mesh, limit, family, core, offered, core.programs(classes), figures)
-
-
-def _staged(settings: EngineSettings, config: BackboneConfig, platform: str) -> bool:
-    """Whether the host gathers the vectors of a batch. Raises ``InvalidInput``."""
-    if settings.tables == "mapped" and config.looks_up and platform != "cpu":
-        raise InvalidInput(f"tables are mapped into the memory of CPUs, found a {platform}: leave tables at auto")
-    return config.looks_up and (settings.tables == "staged" or platform != "cpu")
 
 
 def figures_path(folder: pathlib.Path, store: ProgramStore, family: Family) -> pathlib.Path:
@@ -191,7 +187,8 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
     chosen = choose(frame.family, largest, frame.mesh, settings.kernels, folder / "costs")
     family = dataclasses.replace(frame.family, operators=chosen.operators)
     stats, liveness = Stats(), Liveness()
-    replica = Replica(family, backbone.params, frame.mesh, workload.inputs)
+    replica = Replica(family, workload.params, frame.mesh, workload.inputs)
+    workload.attach(replica.write_rows)
     at_a_time = settings.in_flight + 1  # and the first run of a program that arrived
     taken = tree_bytes(held(family.network, replica.params, frame.mesh))
     mapped = tree_bytes(replica.params) - taken

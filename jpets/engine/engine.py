@@ -25,6 +25,7 @@ from jpets.engine.report import (
     EngineReport,
     ProgramsReport,
     ResponsesReport,
+    RowsReport,
     TasksReport,
 )
 from jpets.engine.residency.loading import LoadedTask
@@ -147,6 +148,7 @@ class Engine(Serves):
                     programs=ProgramsReport.of(self.compiler),
                     costs=CostsReport.of(self.profile),
                     responses=ResponsesReport.of(self.responses),
+                    rows=RowsReport.of(self.workload.row_cache),
                     tasks=TasksReport.of(self.tasks, self.residency, self.merged),
                     classes={
                         key: ClassReport(taken, slots, bank_bytes[key])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jpets.engine.queue.response_cache import ResponseCache
     from jpets.engine.residency.residency import Residency
     from jpets.engine.tasks.table import TaskTable
+    from jpets.engine.workloads.row_cache import RowCache
 
 
 class ClassReport(NamedTuple):
@@ -68,6 +69,19 @@ class ResponsesReport:
     @classmethod
     def of(cls, cache: ResponseCache) -> Self:
         return cls(cache.hits, cache.misses, cache.bytes)
+
+
+@dataclass(frozen=True)
+class RowsReport:
+    """Different rows of tables that batches read: those that the device had, and those that the host brought. There are
+    none where programs read the tables themselves."""
+
+    hits: int = 0
+    misses: int = 0
+
+    @classmethod
+    def of(cls, cache: RowCache | None) -> Self:
+        return cls() if cache is None else cls(cache.hits, cache.misses)
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,7 @@ class DeviceReport:
     programs: ProgramsReport
     costs: CostsReport
     responses: ResponsesReport
+    rows: RowsReport
     tasks: TasksReport
     classes: Mapping[ClassKey, ClassReport]
     kernels: Sequence[tuple[str, str, str]]

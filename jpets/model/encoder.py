@@ -14,14 +14,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float
 
 from jpets.config import BackboneConfig
 from jpets.deltas.sites import Sites
 from jpets.model.batch import PackedBatch
 from jpets.model.merging import merged, texts_of_tokens
 from jpets.model.positions import position_vectors
-from pallas_kernels.numerics import ACTIVATIONS, AnyArray
+from pallas_kernels.numerics import ACTIVATIONS
 from pallas_kernels.packed_attention import packed_attention
 
 Params = dict[str, Any]
@@ -81,12 +81,11 @@ class Encoder(nnx.Module):
 
     def embed(self, batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
         """Sum of the embeddings, normed and, where they have another width, projected, f32. Merged n-gram vectors stand
-        for those of words where ``batch.ids`` are rows of tables; where programs have no tables, ``batch`` has each
-        token's row as ``vectors`` [t, p, d]."""
+        for those of words where ``batch.ids`` are rows of tables."""
         if self.config.looks_up:
             before, after = self.config.window
-            places, (table, rows) = range(before + 1 + after), self._table_of(batch)
-            words = merged(table, rows, texts_of_tokens(batch), places, before, self.config.table_format)
+            places, kept_as = range(before + 1 + after), self.config.table_format
+            words = merged(self.table[...], batch.ids, texts_of_tokens(batch), places, before, kept_as)
         else:
             words = self.word[...][batch.ids].astype(jnp.float32)
         x = sites.embed(words, batch.rows.first_token)
@@ -98,12 +97,6 @@ class Encoder(nnx.Module):
         if self.config.embedding_size:
             (x,) = sites.linear(0, ("embeddings_project",), x, self.embeddings_project[...])
         return x
-
-    def _table_of(self, batch: PackedBatch) -> tuple[Shaped[Array, "r p e"], Int[AnyArray, " t"]]:
-        """The table of a batch, and each token's row in it."""
-        if self.config.staged:
-            return batch.inputs["vectors"], jnp.where(batch.ids >= 0, jnp.arange(len(batch.ids)), -1)
-        return self.table[...], batch.ids
 
     def __call__(self, batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
         """Final hidden states of the packed tokens, f32."""

@@ -65,6 +65,8 @@ class Arena:
         """Tables begin at multiples of so many rows, where pages begin."""
         self._free = [(0, self.rows // self._step * self._step)]
         """The first rows and the sizes of ranges that no table has, in order; neighbours are one."""
+        self.moved = 0
+        """How often a range was left: its rows may be another table's from then on."""
         self._left: deque[tuple[int, int]] = deque()
         """Ranges whose tables nothing refers to any more."""
         self._lock = threading.Lock()
@@ -114,6 +116,7 @@ class Arena:
                     first, rows = self._left[0]
                     self._map(first, rows * self._row_bytes, EMPTY)
                     self._left.popleft()
+                    self.moved += 1
                     self._free = _joined([*self._free, (first, rows)])
             except OutOfSpace as full:  # of mappings; the next table that comes or goes tries again
                 log.warning("the place of a table stays taken: %s", full.message)

@@ -83,6 +83,11 @@ class DomainTables:
         """The vectors of all tables: what a program takes."""
         return self._arena.values
 
+    @property
+    def moved(self) -> int:
+        """As ``jpets.types.RowSource`` has it."""
+        return self._arena.moved
+
     def full_name(self, domain: str) -> str:
         """As ``jpets.types.RowSource`` has it: by the tree as it is now, also where no text is looked up."""
         if tree_stamp(self.folder) != self._stamp:

@@ -37,6 +37,8 @@ COUNTERS: Sequence[tuple[str, str, Callable[[DeviceReport], float]]] = (
     ("background_compile_failures", "Programs that could not be compiled", lambda d: d.programs.failed),
     ("response_cache_hits", "Queries answered from the response cache", lambda d: d.responses.hits),
     ("response_cache_misses", "Queries that the response cache had no answer for", lambda d: d.responses.misses),
+    ("staged_row_hits", "Different rows of tables in a batch that its device had", lambda d: d.rows.hits),
+    ("staged_row_misses", "Different rows of tables in a batch that the host brought", lambda d: d.rows.misses),
     ("programs_evicted", "Idle programs that left for wanted ones", lambda d: d.programs.evicted),
     ("tasks_brought_bytes", "Bytes of tasks written to devices", lambda d: d.tasks.brought_bytes),
     ("tasks_failed", "Times that a task could not be brought", lambda d: d.tasks.failed),

@@ -15,7 +15,7 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, FIXTURES, make_head, make_t
 from checkpoints.backbone import Backbone
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.task import read_adapter, read_model
-from jpets.config import TableFormat
+from jpets.config import TableFormat, TablePlace
 from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import MeshSlice
@@ -57,18 +57,20 @@ def task_of(backbone: Backbone, method: str, domain: str | None) -> Task:
         "tiny-bert 5",
         "tiny-roberta float8",
         "tiny-roberta staged",
-        "tiny-roberta staged float8 5",
+        "tiny-roberta staged small float8 5",
         "tiny-roberta normal",
     ],
 )
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Engine, list[Task]]]:
-    """Staged: as a device with memory of its own would get them; normal: looked up by normal forms; a number: tokens
-    of an n-gram."""
+    """Staged: as a device with memory of its own would get them; small: one that has rows for a batch alone; normal:
+    looked up by normal forms; a number: tokens of an n-gram."""
     folder = tmp_path_factory.mktemp("tables")
     name, *how = request.param.split()
-    settings = dataclasses.replace(ENGINE_SETTINGS, tables="staged" if "staged" in how else "auto")
+    place: TablePlace = "staged" if "staged" in how else "auto"
+    room = 1e-6 if "small" in how else 0.01
+    settings = dataclasses.replace(ENGINE_SETTINGS, tables=place, table_memory_gb=room)
     kept_as: TableFormat = "float8" if "float8" in how else "bfloat16"
     size = next((int(own) for own in how if own.isdigit()), 3)
     backbone = opened(write_tables(folder / "own", name, size, DOMAINS, kept_as, "normal" in how))
@@ -157,8 +159,9 @@ def test_no_device_has_a_copy_of_the_tables(served: Served, devices: slice) -> N
     _, engine, _ = served
     network, own = engine.replica.family.network, engine.backbone
     assert own.tables is not None
-    if engine.workload.staged:
-        assert "table" not in engine.replica.params
+    if engine.workload.row_cache is not None:
+        assert engine.replica.params["table"].shape == network.config.table_shape
+        assert network.config.table_rows < own.config.table_rows
         return
     replica = Replica(Family(network, "float32", ()), own.params, MeshSlice(jax.devices()[devices], 4))
     shards = replica.params["table"].addressable_shards

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hierarchical import IN_DOMAIN, computed, domain_layers, keys_of_texts, laye
 from support import ENGINE_SETTINGS, make_head, make_task, paused, random_delta, wait_until
 
 from checkpoints.native import PLOT
+from jpets.config import TablePlace
 from jpets.engine.engine import Engine
 from jpets.plot.build import build_table, layers_digest
 from jpets.plot.domains import DomainTables
@@ -33,7 +35,7 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @contextmanager
-def served(folder: pathlib.Path, cache: pathlib.Path) -> Iterator[tuple[Engine, Task]]:
+def served(folder: pathlib.Path, cache: pathlib.Path, tables: TablePlace = "auto") -> Iterator[tuple[Engine, Task]]:
     """An engine with tasks ``games`` and ``root``, and the first of them."""
     backbone = opened(folder)
     assert backbone.tables is not None
@@ -42,7 +44,7 @@ def served(folder: pathlib.Path, cache: pathlib.Path) -> Iterator[tuple[Engine, 
     names = {"games": backbone.tables.full_name("games"), "root": None}
     rules = {id: Preprocessing(truncation=True, max_length=40, domain=name) for id, name in names.items()}
     tasks = [make_task(backbone, id, [delta], head, preprocessing=rule) for id, rule in rules.items()]
-    settings = dataclasses.replace(ENGINE_SETTINGS, response_cache_mb=1)
+    settings = dataclasses.replace(ENGINE_SETTINGS, response_cache_mb=1, tables=tables, table_memory_gb=0.01)
     with Engine(backbone, tasks, settings, cache_dir=cache).start() as engine:
         yield engine, tasks[0]
 
@@ -127,3 +129,29 @@ def test_a_text_that_waits_while_its_table_is_replaced_is_answered_by_that_table
         newer = asked(engine, *(Query("games", text) for text in texts))
         np.testing.assert_allclose(newer, computed(engine.backbone, NAME, task, texts, texts, SEED), atol=2e-4)
         assert np.abs(newer[-1] - logits[-1]).max() > 1e-3
+
+
+def has_moved(tables: DomainTables, times: int) -> bool:
+    return tables.moved >= times
+
+
+@pytest.mark.parametrize("place", ["mapped", "staged"])
+def test_a_table_in_the_place_of_one_that_left_is_not_taken_for_it(
+    folder: pathlib.Path, program_cache: pathlib.Path, place: TablePlace
+) -> None:
+    """Rows of it may be on the device by the same numbers."""
+    texts: tuple[str, ...] = IN_DOMAIN
+    with served(folder, program_cache, place) as (engine, task):
+        tables = engine.backbone.tables
+        assert isinstance(tables, DomainTables)
+        engine.responses.budget = 0
+        for more in (NEW, "a game of chess with sounds", "zzz other aaa words"):
+            moved, texts = tables.moved + 1, (*texts, more)
+            replace(engine, folder, texts)
+            wait_until(partial(has_moved, tables, moved))
+            expected = computed(engine.backbone, NAME, task, texts, texts, SEED)
+            for _ in range(2):
+                found = asked(engine, *(Query("games", text) for text in texts))
+                np.testing.assert_allclose(found, expected, atol=2e-4)
+        report = engine.report().devices[0].rows
+        assert (report.hits > 0) == (report.misses > 0) == (place == "staged")

@@ -8,21 +8,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from jpets.config import BackboneConfig, DType
+from jpets.config import BackboneConfig, DType, EngineSettings
 from jpets.deltas import class_method
 from jpets.deltas.bank import bytes_on_each, storage_dtype
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.programs.mesh import MeshSlice, first_device
 from jpets.engine.programs.network import Network, Params
 from jpets.engine.programs.program import Program
-from jpets.errors import OutOfSpace
+from jpets.errors import InvalidInput, OutOfSpace
 from jpets.failures import NO_ROOM
 from jpets.scheduling.costs.memory_chunks import working_bytes
 
 GIGABYTE = 10**9
 WORKING_SHARE = 1 / 16
 """Part of the limit that banks leave to running programs, which are known only once they are compiled."""
+
+TABLE_SHARE = 1 / 8
+"""Most of the device's memory that rows take, as a part of it."""
 
 
 class DeviceUse(NamedTuple):
@@ -53,6 +57,18 @@ def device_limit(device: jax.Device, gigabytes: float) -> float:
     is always the most; a CPU sets no limit."""
     there_is: float = (device.memory_stats() or {}).get("bytes_limit", math.inf)
     return min(gigabytes * GIGABYTE, there_is) if gigabytes else there_is
+
+
+def staged_rows(settings: EngineSettings, config: BackboneConfig, platform: str, limit: float, tokens: int) -> int:
+    """How many rows of tables a device has at a time, enough for a batch of so many ``tokens``; 0 where its programs
+    read the tables themselves. ``limit`` is in bytes. Raises ``InvalidInput``."""
+    if settings.tables == "mapped" and config.looks_up and platform != "cpu":
+        raise InvalidInput(f"tables are mapped into the memory of CPUs, found a {platform}: leave tables at auto")
+    if not config.looks_up or (settings.tables != "staged" and platform == "cpu"):
+        return 0
+    row_bytes = math.prod(config.table_shape[1:]) * jnp.dtype(config.table_dtype).itemsize
+    room = min(settings.table_memory_gb * GIGABYTE, limit * TABLE_SHARE)
+    return max(int(room / row_bytes), tokens)
 
 
 def param_bytes(network: Network, params: Params, dtype: DType, mesh: MeshSlice | None = None) -> int:

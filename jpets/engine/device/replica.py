@@ -6,6 +6,7 @@ Only its own thread touches the device, but for the first runs of programs that 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 import time
@@ -13,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int, Shaped
 
 from jpets.deltas.bank import Bank, SlotArrays
 from jpets.deltas.operators import Operators
@@ -60,7 +63,7 @@ class Replica:
         self._base_bias = family.network.base_bias(dict(params))
         with jax.default_device(mesh.devices[0]):  # nothing passes through another device
             cast = family.network.cast(dict(params), family.dtype)
-            self.params = self.place(cast)
+            self.params: Params = self.place(cast)
             self._state = self._blank_state()
             self.banks = {key: self._make_bank(key, count) for key, count in family.slots}
         self.generations: Sequence[Generation] = (Generation(self.classes, ()),)
@@ -161,10 +164,25 @@ class Replica:
         ``below``: their text, for a program with a trunk."""
         return fill(layout, rows, program.arguments(self._inputs), below)
 
+    def write_rows(self, places: Int[np.ndarray, " k"], rows: Shaped[np.ndarray, "k p e"], *, anew: bool) -> None:
+        """``jpets.engine.workloads.row_cache.WriteRows``, into the parameter ``table``. Owner thread only."""
+        with self._handing:
+            table = self.params["table"]
+            if anew:
+                table = jnp.zeros(table.shape, table.dtype, device=table.sharding)
+            self.params = {**self.params, "table": self._written(table, places, rows)}
+
+    @functools.cached_property
+    def _written(self) -> Callable[..., Array]:
+        def written(table: Array, places: Array, rows: Array) -> Array:
+            return table.at[places].set(rows, mode="drop", unique_indices=True)
+
+        return jax.jit(written, donate_argnums=0, out_shardings=self.params["table"].sharding)
+
     def dispatch(self, program: Program, assembled: Assembled, params: Params | None = None) -> Outputs:
         """Starts the program, on other parameters of the same shapes if given, and returns before it is done. Owner
         thread only."""
-        own = self.params if params is None else params
+        own = self.params if params is None else self._with_table(params)
         self._state, outputs = self._start(program, assembled, own, self._state)
         if self.device.platform != "cpu":
             for output in jax.tree.leaves(outputs):  # all copies begin when the program ends, not one after the other
@@ -184,6 +202,10 @@ class Replica:
         program.last_used = time.monotonic()
         own = {key: self.banks[key].arrays for key in program.key.variant.classes()}
         return program(params, own, state, assembled)
+
+    def _with_table(self, params: Params) -> Params:
+        """With rows of tables as they are by now."""
+        return {**params, "table": self.params["table"]} if "table" in self.params else params
 
     def _blank_state(self) -> State:
         return jax.device_put(self.family.network.initial_state(), self.mesh.everywhere)

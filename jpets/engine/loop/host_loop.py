@@ -258,6 +258,8 @@ class HostLoop:
             self._planner.drop_copies()
         device_failed = isinstance(error, jax.errors.JaxRuntimeError) and not full
         self._lost += device_failed
+        if (device_failed or full) and self._workload.row_cache is not None:
+            self._workload.row_cache.forget()
         if not device_failed and (len(pendings) > 1 or not alone):
             middle = len(pendings) // 2
             self._split([part for part in (pendings[:middle], pendings[middle:]) if part])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jpets.config import BackboneConfig
@@ -16,6 +18,7 @@ from jpets.engine.results.results import row_result
 from jpets.engine.tasks.entries import Resident
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.engine.workloads.looking_up import looked_up
+from jpets.engine.workloads.row_cache import RowCache, WriteRows
 from jpets.engine.workloads.workload import Again, Place, Workload
 from jpets.errors import InvalidInput
 from jpets.fills import Vocabulary
@@ -26,15 +29,16 @@ from jpets.types import LoadedBackbone, Query, Result, Task, Timing
 
 
 class EncoderWorkload(Workload):
-    def __init__(self, backbone: LoadedBackbone, longest: int, *, staged: bool = False) -> None:
-        super().__init__(backbone, longest, staged=staged)
+    def __init__(self, backbone: LoadedBackbone, longest: int, *, staged_rows: int = 0) -> None:
+        super().__init__(backbone, longest, staged_rows=staged_rows)
         config = backbone.config
-        self.network: Network = self.make_network(dataclasses.replace(config, table_rows=0) if staged else config)
-        self._table = np.asarray(backbone.params["table"]) if config.looks_up else None
+        own = dataclasses.replace(config, table_rows=staged_rows) if staged_rows else config
+        self.network: Network = self.make_network(own)
+        self._staged_rows = staged_rows
         self._backbone = backbone
         self._embeds = backbone.embeds
         self._uncut = dataclasses.replace(self._embeds.preprocessing, max_length=None, truncation=False)
-        fill = self.text.pad_id if self._table is None else NO_ROW
+        fill = NO_ROW if config.looks_up else self.text.pad_id
         self._inputs = {**self.network.inputs, "ids": TokenInput(fill=fill)}
 
     @cached_property
@@ -46,8 +50,21 @@ class EncoderWorkload(Workload):
         return EncoderNetwork(config)
 
     @property
+    def params(self) -> Mapping[str, Any]:
+        if not self._staged_rows:
+            return self._backbone.params
+        config = self.network.config
+        return {**self._backbone.params, "table": np.zeros(config.table_shape, jnp.dtype(config.table_dtype))}
+
+    @property
     def inputs(self) -> Mapping[str, TokenInput]:
         return self._inputs
+
+    def attach(self, write: WriteRows) -> None:
+        tables = self._backbone.tables
+        if self._staged_rows and tables is not None:
+            source = np.asarray(self._backbone.params["table"])
+            self.row_cache = RowCache(source, lambda: tables.moved, self._staged_rows, write)
 
     def row(self, query: Query, resident: Resident | None) -> Row:
         if resident is None:
@@ -70,16 +87,15 @@ class EncoderWorkload(Workload):
         return row if resident.lead == NO_LEAD else led(self._behind(row, resident.lead), resident.lead, self.inputs)
 
     def gathered(self, rows: Sequence[Row]) -> Sequence[Row]:
-        if self._table is None:
+        if not self._backbone.config.looks_up:
             return rows
-        found = {"ids": looked_up(rows)}
-        if self.staged:  # programs leave out the vectors of a place without a row
-            found["vectors"] = self._table[np.maximum(found["ids"], 0)]
+        ids = looked_up(rows)
+        if self.row_cache is not None:
+            ids = self.row_cache.places(ids)
         given, end = [], 0
         for row in rows:
             begin, end = end, end + row.length
-            own = {name: each[begin:end] for name, each in found.items()}
-            given.append(dataclasses.replace(row, inputs={**row.inputs, **own}))
+            given.append(dataclasses.replace(row, inputs={**row.inputs, "ids": ids[begin:end]}))
         return given
 
     def result(self, task: Task | None, row: Row, outputs: Outputs, place: Place, timing: Timing) -> Result | Again:

@@ -58,9 +58,7 @@ class EncoderNetwork(Network):
 
     @property
     def inputs(self) -> Mapping[str, TokenInput]:
-        if not self.config.staged:
-            return INPUTS
-        return {**INPUTS, "vectors": TokenInput(jnp.dtype(self.config.table_dtype), self.config.table_shape[1:])}
+        return INPUTS
 
     @property
     def split_axes(self) -> Mapping[str, Sequence[str | None]]:
@@ -77,8 +75,7 @@ class EncoderNetwork(Network):
 
     def cast(self, params: Params, dtype: DType) -> Params:
         if self.config.looks_up:  # no token comes as a word
-            unread = ("word", "table") if self.config.staged else ("word",)
-            params = {name: own for name, own in params.items() if name not in unread}
+            params = {name: own for name, own in params.items() if name != "word"}
         return cast_params(params, dtype)
 
     def arranged(self, params: Params, devices: int) -> Params:
@@ -214,11 +211,7 @@ class EncoderNetwork(Network):
     def sample(self, rng: np.random.Generator, length: int) -> Mapping[str, npt.NDArray[Any]]:
         most = min(FEW_WORDS, self.config.table_rows or FEW_WORDS) if self.config.looks_up else self.config.vocab_size
         ids = rng.integers(0, most, length).astype(np.int32)
-        found = {"ids": ids, "types": np.zeros_like(ids)}
-        if self.config.staged:
-            shape = length, *self.config.table_shape[1:]
-            found["vectors"] = np.zeros(shape, jnp.dtype(self.config.table_dtype))
-        return found
+        return {"ids": ids, "types": np.zeros_like(ids)}
 
 
 def bound_classes(

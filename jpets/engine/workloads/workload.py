@@ -5,12 +5,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
+from typing import Any
 
 from jpets.config import BackboneConfig
 from jpets.engine.batch.rows import Row, TokenInput
 from jpets.engine.batch.views import HeadPlace
 from jpets.engine.programs.network import Network, Outputs
 from jpets.engine.tasks.entries import Resident
+from jpets.engine.workloads.row_cache import RowCache, WriteRows
 from jpets.errors import JpetsError
 from jpets.tokenizing import TextEncoder
 from jpets.types import LoadedBackbone, Query, Result, Task, Timing
@@ -47,26 +49,37 @@ class RowFailures(Exception):
 class Workload(abc.ABC):
     """One kind of model, served for one backbone. Thread-safe: rows are made in the threads that submit queries.
 
-    ``longest`` is the most tokens of a query. ``staged``: programs do not have the backbone's tables, if it has some.
+    ``longest`` is the most tokens of a query. ``staged_rows``: programs do not have the backbone's tables, if it has
+    some, but so many rows of them; 0: they have the tables.
     """
 
     network: Network
+    row_cache: RowCache | None = None
+    """Of staged rows, once ``attach`` was called."""
 
     @classmethod
     @abc.abstractmethod
     def make_network(cls, config: BackboneConfig) -> Network:
         """What programs know of a backbone of this shape; the process that compiles them knows no more."""
 
-    def __init__(self, backbone: LoadedBackbone, longest: int, *, staged: bool = False) -> None:
+    def __init__(self, backbone: LoadedBackbone, longest: int, *, staged_rows: int = 0) -> None:
         self.backbone = backbone
-        self.staged = staged
         self.longest = longest
         self.text = TextEncoder.for_length(backbone, longest, looked_up=False)
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The backbone's parameters, as a device gets them at first."""
+        return self.backbone.params
 
     @property
     def inputs(self) -> Mapping[str, TokenInput]:
         """The network's inputs, with the values of empty places of a batch."""
         return self.network.inputs
+
+    def attach(self, write: WriteRows) -> None:
+        """Tells how staged rows come to the device."""
+        return
 
     @abc.abstractmethod
     def row(self, query: Query, resident: Resident | None) -> Row:
@@ -80,7 +93,8 @@ class Workload(abc.ABC):
 
     def gathered(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows of a batch with the inputs that the host looks up for them, all at once, while the device computes
-        the batch before. Raises ``RowFailures``."""
+        the batch before. What it puts on the device is there when the batch runs, if that is the next one. Raises
+        ``RowFailures``."""
         return rows
 
     @abc.abstractmethod
