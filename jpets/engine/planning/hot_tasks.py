@@ -56,6 +56,7 @@ class HotTasks:
     def _without_heavy(self, batch: Sequence[Pending], first: Pending, *, rare: bool) -> Plan:
         """Any number of tasks with heavy deltas may leave: several together may make room for a smaller shape."""
         light, shapes = (self._ready.shapes(heavy=each, rare=rare) for each in (False, True))
+        shapes += self._ready.shapes_of(frozenset(pending.sort for pending in batch))  # it may fit no taker
         owners = [pending.resident if pending.row.heavy else None for pending in batch]
         rows: dict[Resident, list[Row]] = {}
         for pending, owner in zip(batch, owners, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
@@ -25,7 +26,7 @@ def worth_taking_out(
     ``owners`` has each query's task, None for light ones; ``added`` the cost, in this batch, of the heavy deltas of
     each owner that could leave. The dearest owners leave, as many as save most. Several together may let the batch fit
     a smaller shape where one alone does not, so each is said to save an equal part. ``light`` shapes take queries
-    without heavy deltas, ``shapes`` take all.
+    without heavy deltas, ``shapes`` take all. What no shape takes has no cost, so nothing is said of it.
     """
 
     def cost(members: Sequence[int]) -> float:
@@ -40,6 +41,8 @@ def worth_taking_out(
         own = [q for q in left if owners[q] == owner]
         left = [q for q in left if owners[q] != owner]
         alone += batch_cost(np.array([lengths[q] for q in own]), light) - added[owner]
-        best = max(best, (before - cost(left) - alone, dearest[:count]), key=lambda option: option[0])
-    saved, leaving = best
-    return dict.fromkeys(leaving, saved / len(leaving)) if leaving else {}
+        saved = before - cost(left) - alone
+        if math.isfinite(saved):
+            best = max(best, (saved, dearest[:count]), key=lambda option: option[0])
+    most, leaving = best
+    return dict.fromkeys(leaving, most / len(leaving)) if leaving else {}

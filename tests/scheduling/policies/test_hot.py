@@ -63,6 +63,18 @@ def test_no_number_of_the_dearest_saves_more(mixed: list[tuple[str | None, int]]
     assert total(mixed, added, set(saved)) == pytest.approx(least)
 
 
+def test_nothing_is_said_of_what_no_shape_takes() -> None:
+    """A batch that fits none, parts that fit none, and both: the cost of neither is known."""
+    few = [shape for shape in LIGHT if shape.tokens <= 64]
+    for owners, lengths, light, looped in (
+        (["a", "b"], [40, 40], LIGHT, few),
+        (["a", None], [40, 20], [], LOOPED),
+        (["a", "a", None], [60, 60, 20], few, few),
+    ):
+        added = {owner: 0.3 for owner in owners if owner is not None}
+        assert not worth_taking_out(owners, lengths, added, light, looped)
+
+
 def test_a_dear_delta_leaves_and_a_cheap_one_stays() -> None:
     owners, lengths = ["a", "b", None, None], [32, 2, 20, 20]
     saved = worth_taking_out(owners, lengths, {"a": 0.3, "b": 0.001}, LIGHT, LIGHT)
