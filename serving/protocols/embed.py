@@ -24,6 +24,8 @@ router = APIRouter(tags=["inference"], route_class=JSONRoute)
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
 EmbeddingType = Literal["float", "base64"]
 Truncate = Literal["NONE", "START", "END"]
+MOST_TYPES = 16
+"""Names of types in a request."""
 EXAMPLES = {
     "documents": {"value": {"model": "all-minilm", "texts": ["a text", "another"], "input_type": "search_document"}}
 }
@@ -43,7 +45,7 @@ class EmbedRequest(BaseModel):
     texts: Many[Text]
     input_type: InputType | None = None
     """What the vectors are for: the model's prompt for that, if it has one, stands before each text."""
-    embedding_types: Annotated[Many[EmbeddingType], Field(min_length=1)] | None = None
+    embedding_types: Annotated[Many[EmbeddingType], Field(min_length=1, max_length=MOST_TYPES)] | None = None
     """``float`` by default."""
     truncate: Truncate | None = None
     """Where texts that are too long are cut, if not refused; by default where the model's texts are cut, mostly
@@ -109,7 +111,7 @@ async def _embedded(
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         vectors = [shortened(own.embedding, body.output_dimension) for own in all_of(results, Embedding)]
         meta = {"api_version": {"version": version}, "billed_units": {"input_tokens": usage(results)["total_tokens"]}}
-        by_type = {kind: [encoded(each, kind) for each in vectors] for kind in types or ["float"]}
+        by_type = {kind: [encoded(each, kind) for each in vectors] for kind in dict.fromkeys(types or ["float"])}
         return {
             "response_type": "embeddings_floats" if types is None else "embeddings_by_type",
             "id": f"embed-{uuid.uuid4().hex}",

@@ -14,6 +14,8 @@ from clients import Call
 from checkpoints.task_file import task_to_bytes
 from jpets.engine.engine import Engine
 from jpets.types import Embedding, Preprocessing, Query, Task
+from serving.protocols import embed
+from serving.protocols.embeddings import encoded
 
 PATHS = ("/v1/embed", "/v2/embed")
 TEXTS = ["a chess engine", "soup"]
@@ -42,6 +44,19 @@ def test_texts_get_their_vectors_by_type(call: Call, engine: Engine, path: str, 
     assert answer["meta"]["api_version"] == {"version": path[2]}
     assert answer["meta"]["billed_units"] == {"input_tokens": sum(own.tokens for own in engine.infer(queries))}
     assert answer["id"] != call("POST", path, json=asked).json()["id"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_type_that_is_named_twice_is_written_once(call: Call, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    written: list[str] = []
+
+    def noted(vector: Any, how: str) -> Any:
+        written.append(how)
+        return encoded(vector, how)
+
+    monkeypatch.setattr(embed, "encoded", noted)
+    answer = call("POST", path, json=OWN | {"embedding_types": ["base64", "float", "base64", "float"]}).json()
+    assert list(answer["embeddings"]) == written == ["base64", "float"]
 
 
 def test_without_types_the_earlier_shape_is_a_plain_list(call: Call, engine: Engine) -> None:
@@ -142,6 +157,7 @@ OWN = {"model": "vectors", "texts": ["a"]}
         ({"embedding_types": ["float", "int8"]}, 422, "embedding_types.1"),
         ({"embedding_types": ["ubinary"]}, 422, "embedding_types.0"),
         ({"embedding_types": []}, 422, "embedding_types"),
+        ({"embedding_types": ["float"] * 17}, 422, "embedding_types"),
         ({"truncate": "MIDDLE"}, 422, "truncate"),
         ({"output_dimension": 65}, 422, "output_dimension: 'vectors' gives 64"),
         ({"max_tokens": 0}, 422, "max_tokens"),
