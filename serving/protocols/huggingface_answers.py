@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jpets.engine.results.entities import OUTSIDE, aggregated
+from jpets.engine.results.entities import IGNORED, aggregated
 from jpets.engine.results.fills import best_fills, tokens_of
 from jpets.engine.results.numbers import sigmoid, softmax
 from jpets.engine.results.spans import best_spans, no_answer
@@ -144,7 +144,8 @@ def _zero_shot(asked: Asked, results: Sequence[Result]) -> list[dict[str, Any]]:
 def _tokens(asked: Asked, results: Sequence[Result], windows: Sequence[Cut] = ()) -> Any:
     """Of texts, or of the windows of each: of entities that overlap the longer one stays."""
     tagged = all_of(results, Tokens)
-    how, ignored = asked.told.get("aggregation_strategy", "simple"), asked.told.get("ignore_labels", [OUTSIDE])
+    how = asked.told.get("aggregation_strategy", "simple")
+    ignored = frozenset(asked.told.get("ignore_labels", IGNORED))  # there may be far more names than labels
     if not windows:
         each = [_listed(aggregated(result, how, ignored, cut=True), how) for result in tagged]
         return each[0] if asked.alone else each

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
 
-from jpets.engine.results.entities import OUTSIDE, aggregated, of_windows
+from jpets.engine.results.entities import IGNORED, aggregated, of_windows
 from jpets.engine.results.results import DEFAULT_THRESHOLD
 from jpets.engine.results.spans import best_span
 from jpets.errors import Saturated
@@ -66,7 +66,7 @@ def entities_of(
     windows: Cut,
     tagged: Sequence[Tokens],
     how: Aggregation,
-    ignored: Sequence[str] = (OUTSIDE,),
+    ignored: Set[str] = IGNORED,
     *,
     cut: bool = False,
 ) -> Sequence[Entity]:

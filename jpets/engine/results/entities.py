@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,8 @@ from jpets.engine.results.numbers import softmax
 from jpets.spelling import Spelling, Written
 from jpets.types import Aggregation, Entity, FloatArray, Tokens
 
-OUTSIDE = "O"
+IGNORED = frozenset({"O"})
+"""Labels of which no entities are made, where no others are named."""
 TAG = re.compile(r"^[BIESLU]-")
 """A prefix that says where in an entity a token stands."""
 
@@ -31,7 +32,7 @@ class _Word(NamedTuple):
 def aggregated(
     result: Tokens,
     how: Aggregation = "simple",
-    ignored: Sequence[str] = (OUTSIDE,),
+    ignored: Set[str] = IGNORED,
     *,
     anew: bool = False,
     cut: bool = False,
@@ -40,7 +41,7 @@ def aggregated(
     another spelling than the one that its own entities were found by. ``cut``: labels begin behind their first dash, as
     in ``transformers``' pipeline, also where that is no tag's."""
     cut = cut and any("-" in name and not TAG.match(name) for name in result.names)
-    if result.spelling is None or (not anew and not cut and (how, [*ignored]) == ("simple", [OUTSIDE])):
+    if result.spelling is None or (not anew and not cut and (how, ignored) == ("simple", IGNORED)):
         return result.entities
     return entities(softmax(result.logits), result.names, result.spelling, how, ignored, cut=cut)
 
@@ -75,7 +76,7 @@ def entities(
     labels: Sequence[str],
     spelling: Spelling,
     how: Aggregation = "simple",
-    ignored: Sequence[str] = (OUTSIDE,),
+    ignored: Set[str] = IGNORED,
     *,
     cut: bool = False,
 ) -> tuple[Entity, ...]:
@@ -95,8 +96,7 @@ def entities(
         words = _words(run, probs, labels, spelling.written, how)
         groups = [[word] for word in words] if how == "none" else _grouped(words)
         found += [_entity(group, spelling, whole=how == "none", cut=cut) for group in groups]
-    dropped = frozenset(ignored)
-    return tuple(each for each in found if each.label not in dropped)
+    return tuple(each for each in found if each.label not in ignored)
 
 
 def _words(
