@@ -81,8 +81,11 @@ class Regression(Result):
     logits: FloatArray
     """The predicted value or values, [outputs]."""
     score: float
+    """The first value, or its sigmoid where it ``is_score``."""
     names: tuple[str, ...] = ()
     """Names of the values, where the task has some."""
+    is_score: bool = False
+    """Whether the only value stands for its sigmoid."""
 
 
 @dataclasses.dataclass(frozen=True)

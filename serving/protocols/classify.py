@@ -142,7 +142,8 @@ async def classify(
     `shared_layers`, how many.
 
     Single-label heads answer with the softmax `probs`; multi-label heads with sigmoid `probs` and the `labels` over
-    their thresholds; regression heads with `values`; token heads with `entities` and where they stand (characters);
+    their thresholds; regression heads with `values`, and where the only one stands for its sigmoid, with a `label` and
+    that `score`; token heads with `entities` and where they stand (characters);
     question-answering heads (`text` is the question, `text_pair` the context) with the `answer`, its `score` and where
     in the context it stands (`start` and `end` in characters, `end` exclusive); fill-mask heads with the `fills` of
     each mask, `top_k` of them (5); embedding heads and the plain backbone, in a mixture, with `embedding`.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jpets.engine.results.entities import IGNORED, aggregated, of_windows
+from jpets.engine.results.numbers import sigmoid
 from jpets.engine.results.results import DEFAULT_THRESHOLD
 from jpets.engine.results.spans import best_span
 from jpets.errors import Saturated
@@ -44,7 +45,8 @@ def averaged(task: Task, results: Sequence[Classification | Regression]) -> Clas
     tokens = [result.tokens for result in results]
     if isinstance(first, Regression):
         values = np.average([result.logits for result in results], axis=0, weights=tokens).astype(np.float32)
-        return dataclasses.replace(first, logits=values, score=float(values[0]))
+        scores = sigmoid(values) if first.is_score else values
+        return dataclasses.replace(first, logits=values, score=float(scores[0]))
     probs = np.average(
         [result.probs for result in results if isinstance(result, Classification)], axis=0, weights=tokens
     ).astype(np.float32)

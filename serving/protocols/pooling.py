@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
@@ -47,7 +46,8 @@ class PoolingRequest(BaseModel):
     task: PoolingTask | None = None
     """What the head does, which is the default."""
     use_activation: StrictBool | None = None
-    """False: outputs of a classifier as they are, not as probabilities. Not for embeddings."""
+    """False: outputs of a classifier as they are, not as probabilities, as which they are given by default. Not for
+    embeddings."""
     encoding_format: Literal["float", "base64"] | None = None
     """``float`` by default."""
     dimensions: Annotated[Int64, Field(ge=1)] | None = None
@@ -98,7 +98,8 @@ async def pooling(
         raise_first_error(results)
         if not all(isinstance(result, KINDS[expected]) for result in results):
             raise Saturated(REPLACED)
-        numbers = [_numbers(result, body.dimensions, activated=body.use_activation) for result in results]
+        activated = body.use_activation is not False
+        numbers = [_numbers(result, body.dimensions, activated=activated) for result in results]
         data = [
             {"object": "pooling", "index": index, "data": encoded(each, body.encoding_format)}
             for index, each in enumerate(numbers)
@@ -109,13 +110,13 @@ async def pooling(
     return await ask(request, here, queries, respond)
 
 
-def _numbers(result: Result, kept: int | None, *, activated: bool | None) -> FloatArray:
-    """``activated``: None gives probabilities of labels, and values as they are."""
+def _numbers(result: Result, kept: int | None, *, activated: bool) -> FloatArray:
+    """``activated``: probabilities of labels, and of a value that stands for one; other values are as they are."""
     if isinstance(result, Embedding):
         return shortened(result.embedding, kept)
     if isinstance(result, Classification):
-        return result.logits if activated is False else result.probs
+        return result.probs if activated else result.logits
     if isinstance(result, Tokens):
-        return result.logits if activated is False else softmax(result.logits)
+        return softmax(result.logits) if activated else result.logits
     assert isinstance(result, Regression)
-    return np.asarray(sigmoid(result.logits) if activated else result.logits)
+    return sigmoid(result.logits) if activated and result.is_score else result.logits

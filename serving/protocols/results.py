@@ -11,6 +11,7 @@ from jpets.engine.results.numbers import normalized
 from jpets.errors import InvalidInput, Saturated
 from jpets.types import Classification, Embedding, FloatArray, Regression, Result, Side, Task
 from serving.protocols.oip.outputs import REPLACED
+from serving.requests.answers import UNNAMED
 from serving.requests.ask import raise_first_error
 from serving.requests.context import Context
 
@@ -37,7 +38,7 @@ def _each(results: Sequence[Result], found: list[Kind]) -> list[Kind]:
 
 def class_names(result: Classification | Regression) -> Sequence[str]:
     """The names of a head's outputs; those without one as ``transformers`` calls them."""
-    return result.names or [f"LABEL_{at}" for at in range(len(result.logits))]
+    return result.names or [UNNAMED.format(at) for at in range(len(result.logits))]
 
 
 def ranked(names: Sequence[str], scores: FloatArray) -> list[dict[str, Any]]:

@@ -155,6 +155,9 @@ class FillItem(BaseModel):
 class ClassifyItem(BaseModel):
     """Which fields there are depends on the task's head; ``error``, in the mixed form only, replaces all others.
 
+    ``values`` are a regression's outputs; its ``probs`` are the same, and its ``label`` the name of the largest one, if
+    it has names. Where the only output stands for a probability, ``probs`` and ``score`` are its sigmoid.
+
     ``start`` and ``end`` (exclusive) are the characters of the context where ``answer`` stands. ``students``: how many
     of a group made the answer. ``shared_layers``: lower layers that were computed once for several tasks.
     """

@@ -11,6 +11,9 @@ from jpets.engine.results.fills import best_fills
 from jpets.errors import JpetsError
 from jpets.types import Aggregation, Classification, Embedding, Fills, Regression, Result, Span, Tokens
 
+UNNAMED = "LABEL_{}"
+"""An output without a name, as ``transformers`` calls it."""
+
 
 def render(result: Result, top_k: int | None = None, how: Aggregation = "simple") -> dict[str, Any]:
     """A result without an error, as JSON; that of a group says how many students made it. ``how`` makes entities of
@@ -27,7 +30,7 @@ def _render(result: Result, top_k: int | None, how: Aggregation) -> dict[str, An
             item["top"] = [{"label": label, "prob": prob} for prob, label in best]
         return {**item, "labels": list(result.labels)} if result.multi_label else item
     if isinstance(result, Regression):
-        return {"values": result.logits.tolist()}
+        return _values(result)
     if isinstance(result, Tokens):
         found = [dataclasses.asdict(each) for each in aggregated(result, how)]
         return {"entities": found, "num_classes": len(result.names)}
@@ -39,6 +42,16 @@ def _render(result: Result, top_k: int | None, how: Aggregation) -> dict[str, An
         return {"fills": [[each._asdict() for each in own] for own in best_fills(result, top_k)]}
     assert isinstance(result, Embedding)
     return {"embedding": result.embedding.tolist()}
+
+
+def _values(result: Regression) -> dict[str, Any]:
+    """``values`` are a head's outputs as they are; ``probs`` too, unless the only one stands for its sigmoid."""
+    values: list[float] = result.logits.tolist()
+    if not result.is_score:
+        label = result.names[values.index(max(values))] if result.names else None
+        return {"label": label, "values": values, "probs": values, "num_classes": len(values)}
+    label = result.names[0] if result.names else UNNAMED.format(0)
+    return {"label": label, "score": result.score, "values": values, "probs": [result.score], "num_classes": 1}
 
 
 def outcome(result: Result, rendered: Callable[[Result], dict[str, Any]]) -> dict[str, Any]:

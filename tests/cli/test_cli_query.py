@@ -99,6 +99,11 @@ def test_masks_show_texts_with_their_words() -> None:
     assert query.SHOWN_LABELS <= fills_of.MOST
 
 
+def test_a_value_that_stands_for_a_score_shows_that() -> None:
+    item = {"index": 0, "label": "toxic", "score": 0.88, "values": [2.0], "probs": [0.88], "num_classes": 1}
+    assert query._said(ClassifyItem.model_validate(item), None) == [("toxic", 0.88)]
+
+
 def test_standard_input_is_read_by_lines(run: Run, server: str) -> None:
     items = answers(run, server, "mood", "first", "-", input="second\n\nthird\n")
     assert [item["text"] for item in items] == ["first", "second", "third"]

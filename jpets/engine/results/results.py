@@ -98,8 +98,7 @@ def row_result(
         start, end, score = best_span(logits, passage)
         return Span(task=name, tokens=tokens, timing=timing, logits=logits, start=start, end=end, score=score)
     if task.head.problem == "regression":
-        value = float(logits[0])
-        return Regression(task=name, tokens=tokens, timing=timing, logits=logits, score=value, names=task.labels)
+        return _regression(task, tokens, timing, logits)
     return _classification(task, tokens, timing, logits)
 
 
@@ -112,6 +111,19 @@ def worded(result: Result, passage: Passage | None, spelling: Spelling | None) -
         found = entities(softmax(result.logits), result.names, spelling)
         return dataclasses.replace(result, entities=found, spelling=spelling)
     return result
+
+
+def _regression(task: Task, tokens: int, timing: Timing, logits: FloatArray) -> Regression:
+    scores = sigmoid(logits) if task.head.is_score else logits
+    return Regression(
+        task=task.id,
+        tokens=tokens,
+        timing=timing,
+        logits=logits,
+        score=float(scores[0]),
+        names=task.labels,
+        is_score=task.head.is_score,
+    )
 
 
 def _classification(task: Task, tokens: int, timing: Timing, logits: FloatArray) -> Classification:

@@ -129,6 +129,40 @@ def test_pairs_are_ranked_by_what_the_model_says(call: Call, engine: Engine) -> 
 
 def test_a_prompt_is_named_with_a_request(call: Call, engine: Engine) -> None:
     """In the field of text-embeddings-inference and of Hugging Face's client."""
+@pytest.mark.parametrize("task", RANKERS)
+def test_a_task_gives_one_score_over_every_route(call: Call, engine: Engine, task: str) -> None:
+    """That of Hugging Face's client: the sigmoid where the only output is said to stand for it, else the output."""
+    results = [own for own in engine.infer([Query(task, text) for text in TEXTS]) if isinstance(own, Regression)]
+    logits = np.array([own.logits[0] for own in results])
+    scores = sigmoid(logits) if task == "sigmoid" else logits
+    np.testing.assert_allclose([own.score for own in results], scores, atol=1e-5)
+    listed = call("POST", f"/hf/{task}", json={"inputs": TEXTS}).json()
+    np.testing.assert_allclose([each[0]["score"] for each in listed], scores, atol=1e-5)
+    classified = call("POST", "/v1/classify", json={"model": task, "input": TEXTS}).json()["data"]
+    np.testing.assert_allclose([each["values"] for each in classified], logits[:, None], atol=1e-5)
+    np.testing.assert_allclose([each["probs"] for each in classified], scores[:, None], atol=1e-5)
+    assert {each["num_classes"] for each in classified} == {1}
+    if task == "sigmoid":
+        np.testing.assert_allclose([each["score"] for each in classified], scores, atol=1e-5)
+    assert {each["label"] for each in classified} == {listed[0][0]["label"] if task == "sigmoid" else None}
+    inputs = [{"name": "text", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}]
+    outputs = call("POST", f"/v2/models/{task}/infer", json={"inputs": inputs}).json()["outputs"]
+    found = {each["name"]: each["data"] for each in outputs}
+    np.testing.assert_allclose(found["score"], scores, atol=1e-5)
+    np.testing.assert_allclose(found["logits"], logits, atol=1e-5)
+    for activated, expected in ((None, scores), (True, scores), (False, logits)):
+        asked = {"model": task, "input": TEXTS, "use_activation": activated}
+        pooled = call("POST", "/pooling", json=asked).json()["data"]
+        np.testing.assert_allclose([each["data"] for each in pooled], expected[:, None], atol=1e-5)
+
+
+def test_a_score_of_windows_is_that_of_their_mean_value(call: Call) -> None:
+    asked = {"model": "sigmoid", "input": "a chess engine in the library of functions " * 12, "windows": True}
+    (found,) = call("POST", "/v1/classify", json=asked).json()["data"]
+    assert found["score"] == pytest.approx(float(sigmoid(np.array(found["values"]))[0]), abs=1e-5)
+    assert found["probs"] == [found["score"]]
+
+
     for prompt in (None, "passage", "none"):
         (found,) = engine.infer([Query("short", TEXTS[0], prompt=prompt)])
         assert isinstance(found, Embedding)

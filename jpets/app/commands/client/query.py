@@ -149,6 +149,8 @@ def _said(item: ClassifyItem, top_k: int | None) -> list[tuple[str, float | None
     if item.embedding is not None:
         return [(f"embedding [{len(item.embedding)}]", None)]
     if item.values is not None:
+        if item.label is not None and item.score is not None:
+            return [(item.label, item.score)]
         return [("value", value) for value in item.values]
     if item.answer is not None and item.start is not None and item.end is not None:
         return [(f"{item.answer} (characters {item.start} to {item.end - 1})", item.score)]
