@@ -16,6 +16,7 @@ from serving.http.fields import Many, Side, Text
 from serving.http.responses import FastJSONResponse
 from serving.protocols.relevance import best_first, relevances, scoring_task
 from serving.protocols.results import check_length, class_names, cut_where, ranked, scored, vectors_of
+from serving.requests.answers import UNNAMED
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here, server_version
 from serving.requests.routes import JSONRoute
@@ -138,12 +139,11 @@ def _type(task: Task | None, plain: Pooling) -> dict[str, Any]:
     """``plain`` is how the backbone embeds texts."""
     if task is None or task.head.type == "embedding":
         return {"embedding": {"pooling": plain if task is None else task.head.pooling}}
-    if task.head.type == "fill-mask":
-        raise InvalidInput(f"{task.id!r} has a fill-mask head, which text-embeddings-inference does not have")
-    if task.head.type == "sequence-classification" and task.head.outputs == 1:
-        (name,) = task.labels or ("LABEL_0",)
-        return {"reranker": {"id2label": {"0": name}, "label2id": {name: 0}}}
-    names = task.labels or tuple(f"LABEL_{at}" for at in range(task.head.outputs))
+    if task.head.type != "sequence-classification":
+        raise InvalidInput(f"{task.id!r} has a {task.head.type} head, which text-embeddings-inference does not have")
+    names = task.labels or tuple(UNNAMED.format(at) for at in range(task.head.outputs))
+    if task.head.outputs == 1:
+        return {"reranker": {"id2label": {"0": names[0]}, "label2id": {names[0]: 0}}}
     return {"classifier": {"id2label": {str(at): name for at, name in enumerate(names)},
                            "label2id": {name: at for at, name in enumerate(names)}}}  # fmt: skip
 

@@ -189,6 +189,12 @@ def test_the_routes_of_text_embeddings_inference(call: Call, engine: Engine, log
         )
 
 
+@pytest.mark.parametrize("task", ["names", "questions"])
+def test_a_kind_that_text_embeddings_inference_lacks_has_no_info(call: Call, task: str) -> None:
+    answer = call("GET", f"/tei/{task}/info")
+    assert answer.status_code == 422 and f"{task!r} has a" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "part"),
     [
