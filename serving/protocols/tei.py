@@ -12,10 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from jpets.engine.results.numbers import sigmoid
 from jpets.errors import InvalidInput
 from jpets.types import Classification, FloatArray, Pooling, Query, Regression, Result, Task
-from serving.http.fields import Many, Side, Text
+from serving.http.fields import Int64, Many, Side, Text
 from serving.http.responses import FastJSONResponse
+from serving.protocols.embeddings import check_dimensions
 from serving.protocols.relevance import best_first, relevances, scoring_task
-from serving.protocols.results import check_length, class_names, cut_where, ranked, scored, vectors_of
+from serving.protocols.results import check_length, class_names, cut_where, ranked, scored, shortened, vectors_of
 from serving.requests.answers import UNNAMED
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here, server_version
@@ -36,6 +37,8 @@ class EmbedRequest(BaseModel):
     truncation_direction: Side | None = None
     prompt_name: Text | None = None
     """Which of the model's prompts stands before each text."""
+    dimensions: Annotated[Int64, Field(ge=1)] | None = None
+    """So many of the first numbers of each vector, with the length that the whole one had."""
 
 
 class PredictRequest(BaseModel):
@@ -68,10 +71,15 @@ async def embed(request: Request, here: Here, task: str, body: Annotated[EmbedRe
     check_count(len(texts), here)
     unit = body.normalize is not False
     check_length(here, found, unit)
+    check_dimensions(here, task, found, body.dimensions)
     truncate = await cut_where(here, found, body.truncate, body.truncation_direction)
     name = found.id if found else None
     queries = [Query(name, text, truncate=truncate, prompt=body.prompt_name) for text in texts]
-    return await ask(request, here, queries, lambda results: vectors_of(results, unit))
+
+    def respond(results: Sequence[Result]) -> list[FloatArray]:
+        return [shortened(vector, body.dimensions) for vector in vectors_of(results, unit)]
+
+    return await ask(request, here, queries, respond)
 
 
 @router.post("/predict", response_model=None, summary="Classify texts, as text-embeddings-inference does")

@@ -209,6 +209,7 @@ def test_a_kind_that_text_embeddings_inference_lacks_has_no_info(call: Call, tas
         ("/tei/names/predict", {"inputs": "a"}, 422, "no classes"),
         ("/tei/topic/predict", {"inputs": [["a", "b", "c"]]}, 422, "inputs"),
         ("/tei/topic/embed", {"inputs": "a"}, 422, "embeds nothing"),
+        ("/tei/vectors/embed", {"inputs": "a", "dimensions": 65}, 422, "dimensions: 'vectors' gives 64"),
         ("/tei/topic/rerank", {"query": "a", "texts": ["b"]}, 422, "one output for a pair"),
     ],
 )

@@ -102,10 +102,12 @@ def test_a_vector_has_no_more_numbers_than_its_layer(call: Call) -> None:
         assert answer.status_code == status
     assert f"'short' gives {SIZE}, found {SIZE + 1}" in answer.json()["error"]["message"]
     for size, status in ((SIZE, 200), (SIZE + 1, 422)):
-        found = call("POST", "/hf/short", json={"inputs": "a", "dimensions": size})
-        assert found.status_code == status
-    (first,) = call("POST", "/hf/short", json={"inputs": "a", "dimensions": 8}).json()
-    assert len(first) == 8 and np.linalg.norm(first) == pytest.approx(1, abs=1e-5)
+        for path in ("/hf/short", "/tei/short/embed"):
+            assert call("POST", path, json={"inputs": "a", "dimensions": size}).status_code == status
+    (whole,) = call("POST", "/hf/short", json={"inputs": "a"}).json()
+    for path in ("/hf/short", "/tei/short/embed"):
+        (first,) = call("POST", path, json={"inputs": "a", "dimensions": 8}).json()
+        np.testing.assert_allclose(first, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-5)
     wide = call("POST", "/v1/embeddings", json={"model": "wide", "input": "a", "dimensions": WIDE})
     assert len(wide.json()["data"][0]["embedding"]) == WIDE
 
@@ -127,8 +129,6 @@ def test_pairs_are_ranked_by_what_the_model_says(call: Call, engine: Engine) -> 
             np.testing.assert_allclose([each["score"] for each in found], own[order], atol=1e-5)
 
 
-def test_a_prompt_is_named_with_a_request(call: Call, engine: Engine) -> None:
-    """In the field of text-embeddings-inference and of Hugging Face's client."""
 @pytest.mark.parametrize("task", RANKERS)
 def test_a_task_gives_one_score_over_every_route(call: Call, engine: Engine, task: str) -> None:
     """That of Hugging Face's client: the sigmoid where the only output is said to stand for it, else the output."""
@@ -163,6 +163,8 @@ def test_a_score_of_windows_is_that_of_their_mean_value(call: Call) -> None:
     assert found["probs"] == [found["score"]]
 
 
+def test_a_prompt_is_named_with_a_request(call: Call, engine: Engine) -> None:
+    """In the field of text-embeddings-inference and of Hugging Face's client."""
     for prompt in (None, "passage", "none"):
         (found,) = engine.infer([Query("short", TEXTS[0], prompt=prompt)])
         assert isinstance(found, Embedding)
