@@ -264,13 +264,15 @@ async def infer(
     """Inputs: `text` and maybe `text_pair` (BYTES, [N]), or `input_ids` and maybe `attention_mask` (padding on the
     right only) and `token_type_ids` (INT64, [N, L]); ids include the special tokens.
 
-    Outputs by head: `logits`, `label`, `score`; regression `logits`, `score`; tokens the same for each token (an empty
-    label and the score 0 for special tokens), padded to the longest, with `lengths`; question answering (`text` is the
-    question, `text_pair` the context) `logits` for each token, `start` and `end` (token positions, `end` exclusive),
-    `score`, and `answer`, which is empty where token ids were sent, with `lengths`; embedding heads and the backbone
-    `embedding`; fill-mask heads the best `token` of each mask, its `text` and `score`, with `lengths`, the number of
-    masks; a group of students also `students`, how many of them made each answer. The first row that fails, fails
-    the request.
+    Outputs by head: `logits`, `label`, `score`, `probs`, and of a multi-label head `labels`, a JSON list of those over
+    their thresholds, each with its `label` and `score`; regression `logits`, `score`; tokens `logits`, `label`, `score`
+    for each token (an empty label and the score 0 for special tokens), padded to the longest, with `lengths`; question
+    answering (`text` is the question, `text_pair` the context) `logits` for each token, `start` and `end` (token
+    positions, `end` exclusive), `score`, and `answer`, which is empty where token ids were sent, with `lengths`;
+    embedding heads and the backbone `embedding`; fill-mask heads the best `token` of each mask, its `text` and `score`,
+    with `lengths`, the number of masks; a group of students also `students`, how many of them made each answer. A
+    `score` of a regression is its first value, or its sigmoid where the only one stands for that. The first row that
+    fails, fails the request.
 
     The backbone's model asks other tasks too: with an input `task` (BYTES, [N]) each row is for the task of its name,
     or, of a single row, all tasks are asked about it and share the layers in which none of them differs. Outputs are

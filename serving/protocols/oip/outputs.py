@@ -40,7 +40,11 @@ def _outputs_of(task: Task | None, vector_size: int) -> list[dict[str, Any]]:
     if task.head.type == "question-answering":
         places = [_each("start", "INT64"), _each("end", "INT64")]
         return [logits, *places, _each("score", "FP32"), _each("answer", "BYTES"), _each("lengths", "INT64")]
-    return [logits, score] if task.head.problem == "regression" else [logits, label, score]
+    if task.head.problem == "regression":
+        return [logits, score]
+    probs = {"name": "probs", "datatype": "FP32", "shape": logits["shape"]}
+    chosen = [_each("labels", "BYTES")] if task.head.problem == "multi-label" else []
+    return [logits, label, score, probs, *chosen]
 
 
 def _each(name: str, datatype: str) -> dict[str, Any]:
@@ -86,18 +90,28 @@ def _tensors_of(results: Sequence[Result]) -> dict[str, Array]:
     logits, score = np.stack([r.logits for r in rows]), np.array([r.score for r in rows], np.float32)
     if isinstance(first, Regression):
         return {"logits": logits, "score": score}
-    label = np.array([r.label for r in rows if isinstance(r, Classification)])
-    return {"logits": logits, "label": label, "score": score}
+    classes = [r for r in rows if isinstance(r, Classification)]
+    label, probs = np.array([r.label for r in classes]), np.stack([r.probs for r in classes])
+    found = {"logits": logits, "label": label, "score": score, "probs": probs}
+    return {**found, "labels": np.array([_chosen(r) for r in classes], object)} if classes[0].multi_label else found
 
 
-def _layout(result: Result) -> tuple[str, tuple[str, ...], int, bool]:
+def _chosen(result: Classification) -> str:
+    """The labels over their thresholds with their scores, as JSON."""
+    scores = dict(zip(result.names, result.probs.tolist(), strict=True))
+    listed = [{"label": name, "score": scores[name]} for name in result.labels]
+    return json.dumps(listed, ensure_ascii=False)
+
+
+def _layout(result: Result) -> tuple[str, tuple[str, ...], bool, int, bool]:
     names = result.names if isinstance(result, (Classification, Tokens)) else ()
+    several = isinstance(result, Classification) and result.multi_label
     values = 0
     if isinstance(result, Regression):
         values = result.logits.size
     elif isinstance(result, Embedding):
         values = result.embedding.size
-    return type(result).__name__, names, values, result.students is None
+    return type(result).__name__, names, several, values, result.students is None
 
 
 def _token_tensors(rows: Sequence[Tokens]) -> dict[str, Array]:

@@ -71,7 +71,7 @@ def test_classification(remote: Remote, engine: Engine, raw: bool) -> None:
     answer = remote("ModelInfer", model_name="topic", id="mine", inputs=[tensor], **more)
     assert (answer.model_name, answer.model_version, answer.id) == ("topic", "1", "mine")
     found = arrays(answer)
-    assert list(found) == ["logits", "label", "score"]
+    assert list(found) == ["logits", "label", "score", "probs"]
     np.testing.assert_allclose(found["logits"], [r.logits for r in expected], atol=1e-4)
     assert found["label"].tolist() == [r.label for r in expected]
     np.testing.assert_allclose(found["score"], [r.score for r in expected], atol=1e-5)

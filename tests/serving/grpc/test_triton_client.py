@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_server_and_models(client: Any, library: Any) -> None:
     how = {"as_json": True} if library is tritonclient.grpc else {}
     assert client.get_server_metadata(**how)["name"] == "jpets"
     metadata = client.get_model_metadata("topic", **how)
-    assert [each["name"] for each in metadata["outputs"]] == ["logits", "label", "score"]
+    assert [each["name"] for each in metadata["outputs"]] == ["logits", "label", "score", "probs"]
 
 
 def test_defaults(client: Any, texts: Callable[..., Any], expected: list[Classification]) -> None:
@@ -75,6 +76,23 @@ def test_defaults(client: Any, texts: Callable[..., Any], expected: list[Classif
     check(answer, expected)
     response = answer.get_response()
     assert (response["id"] if isinstance(response, dict) else response.id) == "mine"
+
+
+def test_labels_over_their_thresholds(client: Any, library: Any, texts: Callable[..., Any], engine: Engine) -> None:
+    how = {"as_json": True} if library is tritonclient.grpc else {}
+    listed = {each["name"]: (each["datatype"], [*each["shape"]]) for each in
+              client.get_model_metadata("tags", **how)["outputs"]}  # fmt: skip
+    assert [*listed] == ["logits", "label", "score", "probs", "labels"]
+    assert listed["labels"][0] == "BYTES" and [int(size) for size in listed["probs"][1]] == [-1, 3]
+    results = [r for r in engine.infer([Query("tags", text) for text in TEXTS]) if isinstance(r, Classification)]
+    assert any(result.labels for result in results) and any(len(result.labels) < 3 for result in results)
+    answer = client.infer("tags", [texts()])
+    np.testing.assert_allclose(answer.as_numpy("probs"), [r.probs for r in results], atol=1e-5)
+    for found, result in zip(answer.as_numpy("labels"), results, strict=True):
+        chosen = json.loads(found)
+        assert [each["label"] for each in chosen] == list(result.labels)
+        scores = [result.probs[result.names.index(name)] for name in result.labels]
+        assert [each["score"] for each in chosen] == pytest.approx(scores, abs=1e-5)
 
 
 def test_token_ids(client: Any, library: Any, engine: Engine) -> None:

@@ -69,7 +69,8 @@ def test_classification(call: Call, engine: Engine) -> None:
     np.testing.assert_allclose(got["logits"], [r.logits for r in results], atol=1e-4)
     np.testing.assert_allclose(got["score"], [r.score for r in results], atol=1e-5)
     assert got["label"].tolist() == [r.label for r in results]
-    assert [each["datatype"] for each in got["response"]["outputs"]] == ["FP32", "BYTES", "FP32"]
+    assert [each["datatype"] for each in got["response"]["outputs"]] == ["FP32", "BYTES", "FP32", "FP32"]
+    np.testing.assert_allclose(got["probs"], [r.probs for r in results], atol=1e-5)
 
 
 def test_versions_of_the_url(call: Call) -> None:
