@@ -18,7 +18,9 @@ from serving.tenants.asker import Asker
 from serving.tenants.gate import key_of
 from serving.tenants.keyring import REFUSAL
 
-OPEN = f"/{HEALTH}/Check"
+PROBES = ("ServerLive", "ServerReady")
+"""Methods of the Open Inference Protocol that need no key, as over HTTP."""
+OPEN = (f"/{HEALTH}/Check", *(f"/{SERVICE}/{name}" for name in PROBES))
 """What probes ask."""
 UNMATCHED = "unmatched"
 LOOK = 0.5
@@ -42,7 +44,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the p
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
         method = details.method
-        if method == OPEN:
+        if method in OPEN:
             return await continuation(details)
         try:
             asker = self._here.keyring.asker(key_in(details.invocation_metadata))

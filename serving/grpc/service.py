@@ -38,7 +38,7 @@ from serving.grpc.inference import (
     response_of,
     seconds_of,
 )
-from serving.grpc.keys import key_in
+from serving.grpc.keys import PROBES, key_in
 from serving.grpc.messages import METHODS, SERVICE, ModelIndex, ModelMetadata, StreamResponse, TensorMetadata, message
 from serving.http.body_budget import FREE
 from serving.http.errors import log_unexpected
@@ -47,7 +47,7 @@ from serving.protocols.oip.repository import index, is_ready, load, unload
 from serving.requests.ask import answer
 from serving.requests.context import Context, server_version
 from serving.requests.deadlines import in_time
-from serving.tenants.asker import Asker
+from serving.tenants.asker import NOBODY, Asker
 from serving.tenants.scopes import METHODS as SCOPES
 
 Call: TypeAlias = Any
@@ -133,6 +133,8 @@ class InferenceService:
     def _asker(self, method: str, call: Call) -> Asker:
         """For whom a request is. Raises ``Unauthorized``, ``Forbidden``, ``OverQuota``."""
         asker = self._here.keyring.asker(key_in(call.invocation_metadata()))
+        if method in PROBES:
+            return NOBODY
         asker.allowance.request()
         asker.check(SCOPES[method])
         return asker
