@@ -27,6 +27,9 @@ NOT_GIVEN: Mapping[str, tuple[object, ...]] = {
     "binary_data_output": (True, False),
 }
 """Parameters that Triton's clients send, with the values that change nothing here."""
+EMPTY_FINAL, FINAL = "triton_enable_empty_final_response", "triton_final_response"
+"""On streams of Triton's clients: that an empty answer may end those to a request, and which one is the last. Here the
+only one is."""
 
 
 class Parameters(NamedTuple):
@@ -37,14 +40,16 @@ class Parameters(NamedTuple):
     prompt: str | None = None
 
 
-def parameters_of(request: Any) -> Parameters:
-    """Raises ``InvalidInput`` for unknown ones, and for values of other types; ``TooLarge`` for many inputs, outputs or
-    parameters."""
+def parameters_of(request: Any, *, streamed: bool = False) -> Parameters:
+    """``streamed``: of a request on a stream. Raises ``InvalidInput`` for unknown ones, and for values of other types;
+    ``TooLarge`` for many inputs, outputs or parameters."""
     check_counts(request, "inputs", "outputs", "parameters", "raw_input_contents")
     given = {name: _value(each) for name, each in request.parameters.items()}
     for name, values in NOT_GIVEN.items():
         if name in given and given.pop(name) not in values:
             raise InvalidInput(f"parameters.{name}: expected one of {list(values)}, found another value")
+    if streamed and not isinstance(given.pop(EMPTY_FINAL, False), bool):
+        raise InvalidInput(f"parameters.{EMPTY_FINAL}: expected true or false")
     truncate, timeout, prompt = (given.pop(name, None) for name in ("truncate", "timeout", "prompt_name"))
     if given:
         found = [name[:64] for name in given][:4]

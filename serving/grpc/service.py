@@ -30,6 +30,7 @@ from jpets.errors import (
 )
 from serving.grpc.arrivals import ARRIVED
 from serving.grpc.inference import (
+    FINAL,
     Parameters,
     check_counts,
     check_unload,
@@ -132,9 +133,9 @@ class InferenceService:
 
     def _asker(self, method: str, call: Call) -> Asker:
         """For whom a request is. Raises ``Unauthorized``, ``Forbidden``, ``OverQuota``."""
-        asker = self._here.keyring.asker(key_in(call.invocation_metadata()))
         if method in PROBES:
             return NOBODY
+        asker = self._here.keyring.asker(key_in(call.invocation_metadata()))
         asker.allowance.request()
         asker.check(SCOPES[method])
         return asker
@@ -180,10 +181,10 @@ class InferenceService:
     async def _infer(self, here: Context, request: Any, call: Call) -> Any:
         return await self._result(here, request, call)
 
-    async def _result(self, here: Context, request: Any, call: Call) -> Any:
+    async def _result(self, here: Context, request: Any, call: Call, *, streamed: bool = False) -> Any:
         """The answer to a request of a call. Raises ``JpetsError``."""
         with self._holding(request.ByteSize()):
-            parameters = parameters_of(request)
+            parameters = parameters_of(request, streamed=streamed)
             seconds = seconds_of(parameters, _waits(here, call), here.settings)
             inference = inference_of(request, parameters)
             model = await in_time(here, seconds, find_model(here, request.model_name, request.model_version or None))
@@ -284,7 +285,9 @@ class InferenceService:
                 here = self._here.asked_by(self._asker(name, call), came)
                 request = _read(name, content)
                 id = request.id
-                return StreamResponse(infer_response=await self._result(here, request, call))
+                own = await self._result(here, request, call, streamed=True)
+                own.parameters[FINAL].bool_param = True
+                return StreamResponse(infer_response=own)
             except JpetsError as error:
                 count(code_of(error))
                 problem = error.message
@@ -293,6 +296,7 @@ class InferenceService:
                 problem = _logged(error)
             response = StreamResponse(error_message=problem)
             response.infer_response.id = id
+            response.infer_response.parameters[FINAL].bool_param = True
             return response
 
     async def _index(self, here: Context, request: Any, call: Call) -> Any:

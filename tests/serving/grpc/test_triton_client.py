@@ -143,6 +143,21 @@ def test_grpc_packed_and_streamed(address: str, expected: list[Classification]) 
     check(answers[2][0], expected)
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_only_answer_to_a_streamed_request_is_the_last(address: str, asked: bool) -> None:
+    tensor = tritonclient.grpc.InferInput("text", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([b"hello world"], object))
+    client = tritonclient.grpc.InferenceServerClient(address)
+    answers: list[tuple[Any, Any]] = []
+    client.start_stream(lambda result, error: answers.append((result, error)))
+    client.async_stream_infer("topic", [tensor], enable_empty_final_response=asked)
+    client.stop_stream()
+    client.close()
+    ((result, error),) = answers
+    assert error is None
+    assert result.get_response().parameters["triton_final_response"].bool_param
+
+
 def test_repository(client: Any, library: Any, engine: Engine) -> None:
     how = {"as_json": True} if library is tritonclient.grpc else {}
     index = client.get_model_repository_index(**how)
