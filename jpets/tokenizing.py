@@ -122,7 +122,7 @@ class TextEncoder:
         longest = longest or self.longest
         if (query.text is None) == (query.input_ids is None):
             raise InvalidInput("a query needs either text or input_ids, and not both")
-        rule = prompted(rule, query)
+        rule = _bounded(prompted(rule, query), query, longest)
         if query.input_ids is not None:
             tokens = self._check_ids(query, min(longest, rule.max_length or longest))
             if passage:
@@ -256,6 +256,18 @@ class TextEncoder:
         if len(ids) > limit:
             raise InputTooLong(f"input_ids holds {len(ids)} tokens, the limit is {limit}; ids are never truncated")
         return Tokens(ids.astype(np.int32), types.astype(np.int32))
+
+
+def _bounded(rule: Preprocessing, query: Query, longest: int) -> Preprocessing:
+    """The rule for a query that says itself how long it may be, or which of its texts is cut. Raises
+    ``InvalidInput``."""
+    if query.max_length is not None:
+        if query.max_length < 1:
+            raise InvalidInput(f"max_length: expected a number of tokens from 1, found {query.max_length}")
+        rule = dataclasses.replace(rule, max_length=min(query.max_length, rule.max_length or longest))
+    if query.truncation_strategy is not None:
+        rule = dataclasses.replace(rule, truncation_strategy=query.truncation_strategy)
+    return rule
 
 
 def _unknown_id(model: Mapping[str, Any]) -> int | None:

@@ -61,7 +61,9 @@ class Query:
     Token ids are taken as they are: they must hold the special tokens already. ``truncate`` overrides the task's
     own rule for texts that are too long; ``None`` keeps it, and a side cuts them there. For question answering ``text``
     is the question and ``text_pair`` the context. ``owner`` is the tenant that has the task, by default the one that
-    asks. ``prompt`` names the one of the task's prompts that stands before the text.
+    asks. ``prompt`` names the one of the task's prompts that stands before the text. Of the query at most
+    ``max_length`` tokens are taken, special ones included, and never more than the task takes.
+    ``truncation_strategy`` overrides the task's own.
     """
 
     task: str | None
@@ -72,6 +74,8 @@ class Query:
     truncate: bool | Side | None = None
     owner: str | None = None
     prompt: str | None = None
+    max_length: int | None = None
+    truncation_strategy: TruncationStrategy | None = None
 
     def task_name(self, tenant: str) -> TaskName | None:
         """The task that it asks for, sent by ``tenant``."""

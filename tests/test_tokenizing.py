@@ -9,7 +9,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from jpets.errors import InputTooLong, InvalidInput
 from jpets.tokenizing import TextEncoder
-from jpets.types import Preprocessing, Query
+from jpets.types import Preprocessing, Query, TruncationStrategy
 
 
 def sentencepiece() -> tokenizers.Tokenizer:
@@ -54,6 +54,28 @@ def test_texts_are_cut_to_the_usual_length_but_may_be_longer() -> None:
     assert length(Preprocessing(max_length=12), True) == 12
     with pytest.raises(InputTooLong, match="the limit is 12"):
         length(Preprocessing(max_length=12), None)
+
+
+def test_a_query_says_how_long_it_may_be_and_which_of_its_texts_is_cut() -> None:
+    encoder = TextEncoder(tiny().tokenizer_json, 800, 2, 32, usual_length=20)
+    text, other = "a chess engine " * 6, "the library for a file"
+    for limit, rule in ((12, Preprocessing()), (12, Preprocessing(max_length=16)), (16, Preprocessing(max_length=8))):
+        found = encoder.encode(Query(None, text, other, truncate=True, max_length=limit), rule)
+        assert len(found.ids) == min(limit, rule.max_length or limit)
+    assert len(encoder.encode(Query(None, text, truncate=True, max_length=30), Preprocessing()).ids) > 20
+    first, second = text, "the library for a file " * 3  # each has more than half of the tokens
+    strategies: tuple[TruncationStrategy, ...] = ("only_first", "longest_first")
+    for strategy in strategies:
+        expected = tokenizers.Tokenizer.from_str(tiny().tokenizer_json)
+        expected.enable_truncation(24, strategy=strategy)
+        query = Query(None, first, second, truncate=True, max_length=24, truncation_strategy=strategy)
+        rule = Preprocessing(truncation_strategy="only_second")
+        assert encoder.encode(query, rule).ids.tolist() == expected.encode(first, second).ids
+    for wrong in (Query(None, text, max_length=4), Query(None, input_ids=[2, 9, 9, 9, 3], max_length=4)):
+        with pytest.raises(InputTooLong, match="the limit is 4"):
+            encoder.encode(wrong, Preprocessing())
+    with pytest.raises(InvalidInput, match="max_length: expected a number of tokens from 1, found 0"):
+        encoder.encode(Query(None, text, truncate=True, max_length=0), Preprocessing())
 
 
 RULE = Preprocessing(prefix="query ", prompts={"passage": "passage ", "none": ""})
