@@ -13,7 +13,20 @@ from jpets.engine.results.fills import best_fills, tokens_of
 from jpets.engine.results.numbers import sigmoid, softmax
 from jpets.engine.results.spans import best_spans, no_answer
 from jpets.errors import InvalidInput, Saturated, TooLarge
-from jpets.types import Classification, Entity, Fill, Fills, FloatArray, Query, Regression, Result, Span, Task, Tokens
+from jpets.types import (
+    Classification,
+    Entity,
+    Fill,
+    Fills,
+    FloatArray,
+    Query,
+    Regression,
+    Result,
+    Span,
+    Task,
+    Tokens,
+    TruncationStrategy,
+)
 from serving.protocols.long_texts import entities_of
 from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import all_of, class_names, ranked, scored, shortened, vectors_of
@@ -88,7 +101,8 @@ def _scores(asked: Asked, result: Classification | Regression) -> FloatArray:
 
 
 def _hypotheses(asked: Asked) -> list[Query]:
-    """A pair of a text and what a label says of it, for each label. Raises ``InvalidInput``."""
+    """A pair of a text and what a label says of it, for each label. Of a pair that is too long the text is cut, unless
+    it is not to be, as in the pipeline. Raises ``InvalidInput``."""
     template = asked.told.get("hypothesis_template", TEMPLATE)
     if (holes := template.count(HOLE)) != 1:
         raise InvalidInput(
@@ -107,11 +121,13 @@ def _hypotheses(asked: Asked) -> list[Query]:
             f"more than {MOST_HYPOTHESES} characters; ask for fewer labels, or take a shorter one"
         )
     return [
-        Query(asked.id, asked.texts[0], template.replace(HOLE, label), truncate=asked.told.get("truncate"))
+        Query(asked.id, asked.texts[0], template.replace(HOLE, label), truncate=truncate, truncation_strategy=cut)
         for label in labels
     ]
 
 
+    cut: TruncationStrategy = "only_first"  # a hypothesis that is cut may lack its label
+    truncate = asked.told.get("truncate", True)
 def _entailment(task: Task) -> int:
     """The output that says that one text follows from the other. Raises ``InvalidInput``."""
     found = [at for at, name in enumerate(task.labels) if name.lower().startswith("entail")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -54,14 +54,6 @@ def test_hugging_faces_client_understands_the_answer(
     assert found.answer == CONTEXT[found.start : found.end]
     assert found.score == pytest.approx(span.score, rel=1e-4)
     assert again == found
-
-
-@pytest.fixture
-def client(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], InferenceClient]]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # it holds for this machine as well
-    with listening(create_app(service)) as url:
-        yield lambda task: InferenceClient(model=f"{url}/hf/{task}", token="none")
-        huggingface_hub.close_session()
 
 
 Ask = Callable[[str], InferenceClient]

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from clients import Call
+from huggingface_hub import InferenceClient
+from support import tiny
+from tokenizers import Tokenizer
 
+from checkpoints.task_file import task_to_bytes
+from jpets.engine.engine import Engine
 from jpets.engine.results.entities import aggregated
+from jpets.engine.results.numbers import softmax
+from jpets.types import Classification, Query, Task
 from serving.protocols import huggingface_answers
 
 TEXT = "Anna plays chess in the library"
+LONG = "Anna plays chess in the library of functions. " * 12
+LABELS = ["game", "food", "music"]
 
 
 def test_labels_to_ignore_are_gathered_once_a_request(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +40,34 @@ def test_labels_to_ignore_are_gathered_once_a_request(call: Call, monkeypatch: p
     first, *others = found
     assert first == frozenset(asked["ignore_labels"]) and len(others) == 2
     assert all(each is first for each in others)
+
+
+@pytest.fixture
+def entails(call: Call, make_task: Callable[..., Task]) -> Iterator[str]:
+    """A task that says whether the second text follows from the first."""
+    task = dataclasses.replace(make_task("entails", seed=9), labels=("contradiction", "neutral", "entailment"))
+    assert call("PUT", "/v1/tasks/entails", content=task_to_bytes(task)).status_code == 201
+    yield "entails"
+    call("DELETE", "/v1/tasks/entails")
+
+
+def test_of_a_long_text_and_a_hypothesis_the_text_is_cut(
+    client: Callable[[str], InferenceClient], call: Call, engine: Engine, entails: str
+) -> None:
+    """As in the pipeline. The hypothesis has more than half of the tokens that the task takes."""
+    read = "was read by Anna who plays chess in the library of functions and of chess"
+    template = f"before this a {{}} of the library of functions {read}"
+    own = Tokenizer.from_str(tiny().tokenizer_json)
+    own.enable_truncation(engine.longest, strategy="only_first")
+    queries = []
+    for label in LABELS:
+        pair = own.encode(LONG, template.replace("{}", label))
+        assert len(pair.ids) == engine.longest and pair.sequence_ids.count(1) > engine.longest // 2
+        queries.append(Query(entails, input_ids=pair.ids, token_type_ids=pair.type_ids))
+    logits = np.array([each.logits[2] for each in engine.infer(queries) if isinstance(each, Classification)])
+    found = client(entails).zero_shot_classification(LONG, LABELS, hypothesis_template=template)
+    expected = dict(zip(LABELS, softmax(logits).tolist(), strict=True))
+    assert {each.label: each.score for each in found} == pytest.approx(expected, rel=1e-3)
+    told = {"candidate_labels": LABELS, "hypothesis_template": template, "truncate": False}
+    refused = call("POST", f"/hf/{entails}", json={"inputs": LONG, "parameters": told})
+    assert refused.status_code == 422 and "the limit is" in refused.json()["error"]["message"]
