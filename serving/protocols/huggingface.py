@@ -23,6 +23,7 @@ router = APIRouter(tags=["inference"], route_class=JSONRoute)
 
 EXAMPLES = {
     "a text": {"value": {"inputs": "a chess engine", "parameters": {"top_k": 2}}},
+    "a pair of texts": {"value": {"inputs": {"text": "it rains", "text_pair": "rain is falling"}}},
     "names in a text": {"value": {"inputs": "Anna plays chess.", "parameters": {"aggregation_strategy": "first"}}},
     "a question": {"value": {"inputs": {"question": "Who plays?", "context": "Anna and her brother play chess."}}},
     "a word for a mask": {"value": {"inputs": "The [MASK] plays chess.", "parameters": {"top_k": 3}}},
@@ -41,6 +42,22 @@ class Similar(BaseModel):
     model_config = ConfigDict(extra="forbid")
     source_sentence: Text
     sentences: Many[Text]
+
+
+class TextPair(BaseModel):
+    """As ``transformers``' pipeline for text classification takes it."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: Text
+    text_pair: Text | None = None
+
+
+class Options(BaseModel):
+    """Of Hugging Face's former service. Without effect: a model is always there, and so are earlier answers."""
+
+    model_config = ConfigDict(extra="forbid")
+    wait_for_model: StrictBool | None = None
+    use_cache: StrictBool | None = None
 
 
 class Parameters(BaseModel):
@@ -80,8 +97,9 @@ class HuggingFaceRequest(BaseModel):
     """What stands beside ``inputs`` is sent so where the client embeds texts."""
 
     model_config = ConfigDict(extra="forbid")
-    inputs: Question | Similar | Text | Many[Text]
+    inputs: Question | Similar | TextPair | Text | Many[Text] | Many[TextPair]
     parameters: Parameters | None = None
+    options: Options | None = None
     normalize: StrictBool | None = None
     truncate: StrictBool | None = None
     truncation_direction: Side | None = None
@@ -93,16 +111,17 @@ class HuggingFaceRequest(BaseModel):
     def told(self) -> dict[str, Any]:
         """All parameters that were given."""
         own = self.parameters.model_dump(exclude_none=True) if self.parameters is not None else {}
-        return {**own, **self.model_dump(exclude={"inputs", "parameters"}, exclude_none=True)}
+        return {**own, **self.model_dump(exclude={"inputs", "options", "parameters"}, exclude_none=True)}
 
 
 @router.post("/hf/{task}", response_model=None, summary="Ask a task as Hugging Face's client does")
 async def answer(
     request: Request, here: Here, task: str, body: Annotated[HuggingFaceRequest, Body(openapi_examples=EXAMPLES)]
 ) -> Response:
-    """For `InferenceClient(model="http://.../hf/TASK")`: `text_classification`, `zero_shot_classification` (a head with
-    a label `entailment`), `token_classification`, `question_answering`, `fill_mask`, `feature_extraction` and
-    `sentence_similarity` (a head for embeddings, or the backbone's own name).
+    """For `InferenceClient(model="http://.../hf/TASK")`: `text_classification` (also of pairs, objects with `text` and
+    `text_pair`), `zero_shot_classification` (a head with a label `entailment`), `token_classification`,
+    `question_answering`, `fill_mask`, `feature_extraction` and `sentence_similarity` (a head for embeddings, or the
+    backbone's own name).
     """
     found = await here.find(task)
     told = body.told()
@@ -136,7 +155,10 @@ def _asked(task: Task | None, body: HuggingFaceRequest, told: Mapping[str, Any])
         return Asked(task, [given.question], given.context, told)
     if isinstance(given, Similar):
         return Asked(task, [given.source_sentence, *given.sentences], None, told)
-    return Asked(task, [given] if isinstance(given, str) else given, None, told, alone=isinstance(given, str))
+    each = given if isinstance(given, list) else [given]
+    texts = [own if isinstance(own, str) else own.text for own in each]
+    pairs = [None if isinstance(own, str) else own.text_pair for own in each]
+    return Asked(task, texts, None, told, alone=not isinstance(given, list), pairs=pairs)
 
 
 def _kind(task: Task | None, body: HuggingFaceRequest, told: Mapping[str, Any], name: str) -> Kind:
@@ -154,9 +176,15 @@ def _kind(task: Task | None, body: HuggingFaceRequest, told: Mapping[str, Any], 
     if KINDS[wanted].head != head:
         kind = "no head" if task is None else f"a {head} head"
         raise InvalidInput(f"{name[:128]!r} has {kind}, which {wanted} cannot use; ask another task, or another method")
+    if _are_pairs(given) and wanted != "text_classification":
+        raise InvalidInput(f"inputs: {wanted} takes no pairs of text and text_pair; send texts")
     if wanted == "question_answering" and not isinstance(given, Question):
         raise InvalidInput(f"inputs: {name[:128]!r} answers questions; send an object with a question and a context")
     return wanted
+
+
+def _are_pairs(given: Any) -> bool:
+    return any(isinstance(own, TextPair) for own in (given[:1] if isinstance(given, list) else [given]))
 
 
 BY_HEAD: Mapping[str, Kind] = {

@@ -54,13 +54,15 @@ KEPT_ANSWERS = 32 * MOST_ANSWERS
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """``task`` None is the plain backbone. ``alone``: one text that did not come as a list; ``told`` are parameters."""
+    """``task`` None is the plain backbone. ``alone``: one text that did not come as a list; ``told`` are parameters.
+    ``pairs`` are the texts' second ones, where they do not all have the ``context``."""
 
     task: Task | None
     texts: Sequence[str]
     context: str | None
     told: Mapping[str, Any]
     alone: bool = True
+    pairs: Sequence[str | None] = ()
 
     @property
     def id(self) -> str | None:
@@ -81,7 +83,11 @@ class Answering(NamedTuple):
 
 def _texts(asked: Asked) -> list[Query]:
     truncate, prompt = asked.told.get("truncate"), asked.told.get("prompt_name")
-    return [Query(asked.id, text, asked.context, truncate=truncate, prompt=prompt) for text in asked.texts]
+    pairs = asked.pairs or [asked.context] * len(asked.texts)
+    return [
+        Query(asked.id, text, pair, truncate=truncate, prompt=prompt)
+        for text, pair in zip(asked.texts, pairs, strict=True)
+    ]
 
 
 def _classes(asked: Asked, results: Sequence[Result]) -> list[list[dict[str, Any]]]:
@@ -120,14 +126,14 @@ def _hypotheses(asked: Asked) -> list[Query]:
             f"parameters.hypothesis_template: {len(labels)} labels in a template of {len(template)} characters make "
             f"more than {MOST_HYPOTHESES} characters; ask for fewer labels, or take a shorter one"
         )
+    cut: TruncationStrategy = "only_first"  # a hypothesis that is cut may lack its label
+    truncate = asked.told.get("truncate", True)
     return [
         Query(asked.id, asked.texts[0], template.replace(HOLE, label), truncate=truncate, truncation_strategy=cut)
         for label in labels
     ]
 
 
-    cut: TruncationStrategy = "only_first"  # a hypothesis that is cut may lack its label
-    truncate = asked.told.get("truncate", True)
 def _entailment(task: Task) -> int:
     """The output that says that one text follows from the other. Raises ``InvalidInput``."""
     found = [at for at, name in enumerate(task.labels) if name.lower().startswith("entail")]

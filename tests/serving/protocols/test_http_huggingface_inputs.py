@@ -20,7 +20,7 @@ from jpets.engine.results.numbers import softmax
 from jpets.types import Classification, Query, Task
 from serving.protocols import huggingface_answers
 
-TEXT = "Anna plays chess in the library"
+TEXT, OTHER = "Anna plays chess in the library", "a chess engine"
 LONG = "Anna plays chess in the library of functions. " * 12
 LABELS = ["game", "food", "music"]
 
@@ -71,3 +71,39 @@ def test_of_a_long_text_and_a_hypothesis_the_text_is_cut(
     told = {"candidate_labels": LABELS, "hypothesis_template": template, "truncate": False}
     refused = call("POST", f"/hf/{entails}", json={"inputs": LONG, "parameters": told})
     assert refused.status_code == 422 and "the limit is" in refused.json()["error"]["message"]
+
+
+def test_a_text_may_come_with_a_second_one(call: Call, engine: Engine) -> None:
+    pairs = [{"text": TEXT, "text_pair": OTHER}, {"text": TEXT}, {"text": OTHER, "text_pair": TEXT}]
+    results = engine.infer([Query("topic", own["text"], own.get("text_pair")) for own in pairs])
+    probs = [np.sort(own.probs)[::-1] for own in results if isinstance(own, Classification)]
+    listed = call("POST", "/hf/topic", json={"inputs": pairs}).json()
+    np.testing.assert_allclose([[each["score"] for each in own] for own in listed], probs, rtol=1e-3)
+    for pair, expected in zip(pairs, listed, strict=True):
+        (alone,) = call("POST", "/hf/topic", json={"inputs": pair, "parameters": {"top_k": 1}}).json()
+        assert [each["label"] for each in alone] == [expected[0]["label"]]
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "part"),
+    [
+        ("names", {}, "token_classification takes no pairs"),
+        ("vectors", {}, "feature_extraction takes no pairs"),
+        ("questions", {}, "question_answering takes no pairs"),
+        ("topic", {"parameters": {"candidate_labels": ["a"]}}, "zero_shot_classification takes no pairs"),
+        ("topic", {"options": {"wait_for_model": 1}}, "wait_for_model"),
+        ("topic", {"options": {"use_gpu": True}}, "use_gpu"),
+    ],
+)
+def test_what_is_refused(call: Call, task: str, body: dict[str, Any], part: str) -> None:
+    for inputs in ({"text": TEXT, "text_pair": OTHER}, [{"text": TEXT, "text_pair": OTHER}]):
+        answer = call("POST", f"/hf/{task}", json={"inputs": inputs, **body})
+        assert answer.status_code == 422 and part in answer.json()["error"]["message"], answer.text
+
+
+def test_options_of_the_former_service_change_nothing(call: Call) -> None:
+    plain = call("POST", "/hf/topic", json={"inputs": TEXT}).json()
+    for options in ({"wait_for_model": True, "use_cache": False}, {"wait_for_model": None}, {}):
+        answer = call("POST", "/hf/topic", json={"inputs": TEXT, "options": options})
+        assert answer.status_code == 200
+        assert [each["label"] for each in answer.json()[0]] == [each["label"] for each in plain[0]]
