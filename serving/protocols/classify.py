@@ -106,9 +106,9 @@ class ClassifyRequest(BaseModel):
     inputs: Many[Annotated[MixedInput, WrapValidator(_or_wrong)]] | None = None
     top_k: Annotated[Int64, Field(ge=1)] | None = None
     """Adds the best ``top_k`` labels with their probabilities."""
-    aggregation: Aggregation = "simple"
-    """How labelled tokens become entities: each alone (`none`), neighbours of one label (`simple`), or words, labelled
-    by their first token, their mean or their surest token (`first`, `average`, `max`)."""
+    aggregation: Aggregation | None = None
+    """How labelled tokens become entities: each alone (`none`), neighbours of one label (`simple`, the default), or
+    words, labelled by their first token, their mean or their surest token (`first`, `average`, `max`)."""
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule."""
     windows: StrictBool | None = None
@@ -148,7 +148,7 @@ async def classify(
     in the context it stands (`start` and `end` in characters, `end` exclusive); fill-mask heads with the `fills` of
     each mask, `top_k` of them (5); embedding heads and the plain backbone, in a mixture, with `embedding`.
     """
-    rendered = partial(render, top_k=body.top_k, how=body.aggregation)
+    rendered = partial(render, top_k=body.top_k, how=body.aggregation or "simple")
     if body.inputs is not None:
         return await mixed(request, here, body.inputs, rendered, body.truncate)
     assert body.input is not None
@@ -162,6 +162,7 @@ async def classify(
     task = await here.find(model)
     if task is None or task.head.type == "embedding":
         raise InvalidInput(f"{model[:128]!r} gives embeddings, not labels; ask POST /v1/embeddings")
+    _check_options(task, body)
     if body.windows:
         return await _in_windows(request, here, task, [_pair(text) for text in texts], body)
 
@@ -172,6 +173,18 @@ async def classify(
 
     queries = [Query(model, text, pair, truncate=body.truncate) for text, pair in map(_pair, texts)]
     return await ask(request, here, queries, respond)
+
+
+def _check_options(task: Task, body: ClassifyRequest) -> None:
+    """Raises ``InvalidInput`` for an option that means nothing to the task's head. Where there are several tasks, it
+    may be meant for others."""
+    head = task.head
+    labels = head.type == "sequence-classification" and head.problem != "regression"
+    if body.top_k is not None and not labels and head.type != "fill-mask":
+        kind = "a head for values" if head.type == "sequence-classification" else f"a {head.type} head"
+        raise InvalidInput(f"top_k: {task.id!r} has {kind}, which ranks no labels; leave it out")
+    if body.aggregation is not None and head.type != "token-classification":
+        raise InvalidInput(f"aggregation: {task.id!r} has a {head.type} head, which labels no tokens; leave it out")
 
 
 async def _in_windows(
@@ -186,11 +199,12 @@ async def _in_windows(
     asked = [Query(task.id, text, pair) for text, pair in texts]
     windows = await before_deadline(request, here, in_windows(here, task, asked, passage=passage))
     queries = [query for own in windows for query in own.queries]
+    how = body.aggregation or "simple"
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         left = iter(results)
         data = [
-            {"index": at, **render_whole(task, own, [next(left) for _ in own.tokens], body.top_k, body.aggregation)}
+            {"index": at, **render_whole(task, own, [next(left) for _ in own.tokens], body.top_k, how)}
             for at, own in enumerate(windows)
         ]
         return _response(task.id, data, results)

@@ -128,6 +128,16 @@ def test_mixed_request_fails_row_by_row(call: Call) -> None:
         ({"model": "topic", "input": 3}, 422, "input"),
         ({"model": "topic", "input": "a", "top_k": 0}, 422, "top_k"),
         ({"model": "topic", "input": "a", "beam": 1}, 422, "beam"),
+        *(
+            ({"model": model, "input": [["who?", "a chess engine"]], "top_k": 1, **more}, 422, f"top_k: {model!r} has")
+            for model in ("price", "names", "questions")
+            for more in ({}, {"windows": True})
+        ),
+        *(
+            ({"model": model, "input": "a", "aggregation": "simple", **more}, 422, f"aggregation: {model!r} has")
+            for model in ("topic", "price", "questions")
+            for more in ({}, {"windows": True})
+        ),
         ({"model": "m" * 300, "input": "a"}, 422, "model"),
         ([1, 2], 422, "body"),
     ],
