@@ -27,6 +27,7 @@ from serving.http.fields import MOST_MODEL, Int64, Many, ModelName, Text, is_uni
 from serving.http.responses import FastJSONResponse
 from serving.protocols.long_texts import render_whole
 from serving.protocols.schemas import ClassifyResponse
+from serving.protocols.token_limits import PromptTokens, bounded
 from serving.requests.answers import outcome, render, render_error
 from serving.requests.ask import ask, check_count, raise_first_error
 from serving.requests.context import Context, Here
@@ -111,6 +112,11 @@ class ClassifyRequest(BaseModel):
     words, labelled by their first token, their mean or their surest token (`first`, `average`, `max`)."""
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule."""
+    truncate_prompt_tokens: PromptTokens | None = None
+    """With ``model``: cut each text or pair to so many tokens, special ones included; -1: to those that the task
+    takes."""
+    use_activation: StrictBool | None = None
+    """With ``model``: false gives the head's outputs as they are in the place of ``probs`` and ``score``."""
     windows: StrictBool | None = None
     """With ``model``: read texts, or the contexts of questions, that are longer than the task takes in overlapping
     windows, and answer for each whole: by mean probabilities or values, all entities, or the best answer."""
@@ -124,8 +130,13 @@ class ClassifyRequest(BaseModel):
             raise ValueError("send either model and input, or tasks and input, or inputs")
         if self.tasks is not None and not (isinstance(self.input, str) or len(self.input or ()) == 1):
             raise ValueError("with tasks, send one text or pair as input")
-        if self.windows and (self.model is None or self.truncate):
-            raise ValueError("windows: send model and input, without truncate")
+        of_one_task = self.use_activation, self.truncate_prompt_tokens
+        if self.model is None and of_one_task != (None, None):
+            raise ValueError("use_activation and truncate_prompt_tokens: send model and input")
+        if self.windows and (self.model is None or self.truncate or of_one_task != (None, None)):
+            raise ValueError(
+                "windows: send model and input, without truncate, truncate_prompt_tokens and use_activation"
+            )
         return self
 
 
@@ -148,7 +159,8 @@ async def classify(
     in the context it stands (`start` and `end` in characters, `end` exclusive); fill-mask heads with the `fills` of
     each mask, `top_k` of them (5); embedding heads and the plain backbone, in a mixture, with `embedding`.
     """
-    rendered = partial(render, top_k=body.top_k, how=body.aggregation or "simple")
+    activated = body.use_activation is not False
+    rendered = partial(render, top_k=body.top_k, how=body.aggregation or "simple", activated=activated)
     if body.inputs is not None:
         return await mixed(request, here, body.inputs, rendered, body.truncate)
     assert body.input is not None
@@ -171,7 +183,8 @@ async def classify(
         data = [{"index": index, **rendered(result)} for index, result in enumerate(results)]
         return _response(model, data, results)
 
-    queries = [Query(model, text, pair, truncate=body.truncate) for text, pair in map(_pair, texts)]
+    truncate, most = bounded(body.truncate_prompt_tokens, body.truncate)
+    queries = [Query(model, text, pair, truncate=truncate, max_length=most) for text, pair in map(_pair, texts)]
     return await ask(request, here, queries, respond)
 
 
@@ -185,6 +198,8 @@ def _check_options(task: Task, body: ClassifyRequest) -> None:
         raise InvalidInput(f"top_k: {task.id!r} has {kind}, which ranks no labels; leave it out")
     if body.aggregation is not None and head.type != "token-classification":
         raise InvalidInput(f"aggregation: {task.id!r} has a {head.type} head, which labels no tokens; leave it out")
+    if body.use_activation is not None and head.type != "sequence-classification":
+        raise InvalidInput(f"use_activation: {task.id!r} has a {head.type} head, which gives no probs; leave it out")
 
 
 async def _in_windows(

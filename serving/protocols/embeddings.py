@@ -18,6 +18,7 @@ from serving.http.fields import Int64, Many, ModelName, Text
 from serving.protocols.classify import usage
 from serving.protocols.results import all_of, shortened
 from serving.protocols.schemas import Usage
+from serving.protocols.token_limits import PromptTokens, bounded
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Context, Here
 from serving.requests.deadlines import before_deadline
@@ -49,6 +50,8 @@ class EmbeddingsRequest(BaseModel):
     """Accepted because OpenAI clients send it; it changes nothing."""
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule. Token ids are never cut."""
+    truncate_prompt_tokens: PromptTokens | None = None
+    """vLLM's name: cut each text to so many tokens, special ones included; -1: to those that the task takes."""
     prompt_name: Text | None = None
     """Which of the model's prompts stands before each text; `jpets task check` and `jpets backbone show` list them."""
 
@@ -78,7 +81,8 @@ async def embeddings(
     task = await embedding_task(here, body.model)
     check_dimensions(here, body.model, task, body.dimensions)
     name = task.id if task is not None else None
-    reading = queries_of(here, body.input, name, truncate=body.truncate, prompt=body.prompt_name)
+    truncate, most = bounded(body.truncate_prompt_tokens, body.truncate)
+    reading = queries_of(here, body.input, name, truncate=truncate, max_length=most, prompt=body.prompt_name)
     queries = await before_deadline(request, here, reading)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
@@ -96,14 +100,20 @@ async def embeddings(
 
 
 async def queries_of(
-    here: Context, given: Any, task: str | None, *, truncate: bool | None, prompt: str | None = None
+    here: Context,
+    given: Any,
+    task: str | None,
+    *,
+    truncate: bool | None,
+    max_length: int | None = None,
+    prompt: str | None = None,
 ) -> list[Query]:
     """Queries for ``Inputs``. Raises ``TooLarge``, ``InvalidInput``."""
     inputs = _inputs(given)
     check_count(len(inputs), here)
     await _check_first(here, [each[0] for each in inputs if not isinstance(each, str) and each], task)
     numbers = sum(len(each) for each in inputs if not isinstance(each, str))
-    return await here.aside.do(numbers, partial(_queries, inputs, task, truncate, prompt))
+    return await here.aside.do(numbers, partial(_queries, inputs, task, truncate, max_length, prompt))
 
 
 async def embedding_task(here: Context, model: str) -> Task | None:
@@ -144,13 +154,17 @@ def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 def _queries(
-    inputs: Sequence[str | Sequence[int]], task: str | None, truncate: bool | None, prompt: str | None
+    inputs: Sequence[str | Sequence[int]],
+    task: str | None,
+    truncate: bool | None,
+    max_length: int | None,
+    prompt: str | None,
 ) -> list[Query]:
     try:
         return [
-            Query(task, text=each, truncate=truncate, prompt=prompt)
+            Query(task, text=each, truncate=truncate, max_length=max_length, prompt=prompt)
             if isinstance(each, str)
-            else Query(task, input_ids=array("q", each), prompt=prompt)
+            else Query(task, input_ids=array("q", each), max_length=max_length, prompt=prompt)
             for each in inputs
         ]
     except OverflowError as error:

@@ -19,6 +19,7 @@ from serving.protocols.embeddings import Inputs, check_dimensions, encoded, quer
 from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import shortened
 from serving.protocols.schemas import Usage
+from serving.protocols.token_limits import PromptTokens, bounded
 from serving.requests.ask import ask, raise_first_error
 from serving.requests.context import Here
 from serving.requests.deadlines import before_deadline
@@ -55,6 +56,8 @@ class PoolingRequest(BaseModel):
     user: Text | None = None
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule. Token ids are never cut."""
+    truncate_prompt_tokens: PromptTokens | None = None
+    """Cut each text to so many tokens, special ones included; -1: to those that the task takes."""
 
 
 class PoolingItem(BaseModel):
@@ -91,7 +94,8 @@ async def pooling(
             raise InvalidInput("use_activation: vectors have none; leave it out")
     elif body.dimensions is not None:
         raise InvalidInput("dimensions: only vectors can be shortened; leave it out")
-    reading = queries_of(here, body.input, task.id if task is not None else None, truncate=body.truncate)
+    name, (truncate, most) = task.id if task is not None else None, bounded(body.truncate_prompt_tokens, body.truncate)
+    reading = queries_of(here, body.input, name, truncate=truncate, max_length=most)
     queries = await before_deadline(request, here, reading)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:

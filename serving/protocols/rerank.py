@@ -16,7 +16,7 @@ from serving.http.fields import Int64, Many, ModelName, Text
 from serving.protocols.classify import usage
 from serving.protocols.relevance import best_first, relevances, scoring_task
 from serving.protocols.schemas import Usage
-from serving.protocols.token_limits import cut_all
+from serving.protocols.token_limits import PromptTokens, bounded, cut_all
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here
 from serving.requests.deadlines import before_deadline
@@ -50,6 +50,10 @@ class RerankRequest(BaseModel):
     """Most tokens of a document that are read; those of pairs that are too long even so are the task's own matter."""
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule."""
+    truncate_prompt_tokens: PromptTokens | None = None
+    """Cut each pair to so many tokens, special ones included; -1: to those that the task takes."""
+    use_activation: StrictBool | None = None
+    """False: scores are the output itself, not its sigmoid."""
     user: Text | None = None
 
 
@@ -77,6 +81,10 @@ class ScoreRequest(BaseModel):
     text_2: Annotated[Text | Many[Text], Field(validation_alias=AliasChoices("text_2", "documents", "items", "data_2"))]
     """vLLM has had several names for both."""
     truncate: StrictBool | None = None
+    truncate_prompt_tokens: PromptTokens | None = None
+    """Cut each pair to so many tokens, special ones included; -1: to those that the task takes."""
+    use_activation: StrictBool | None = None
+    """False: scores are the output itself, not its sigmoid."""
     user: Text | None = None
 
 
@@ -104,19 +112,20 @@ async def rerank(
     task = await scoring_task(here, body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     most = body.max_tokens_per_doc
-    read = texts
+    read, (truncate, longest) = texts, bounded(body.truncate_prompt_tokens, body.truncate)
     if most is not None:
         read = await before_deadline(request, here, cut_all(here, task.id, texts, "max_tokens_per_doc", most))
+    raw = task.head.relevance == "raw" or body.use_activation is False
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
-        scores = relevances(results, raw=task.head.relevance == "raw")
+        scores = relevances(results, raw=raw)
         best = best_first(results)[: body.top_n]
         ranked: list[dict[str, Any]] = [{"index": at, "relevance_score": scores[at]} for at in best]
         if body.return_documents:
             ranked = [{**each, "document": {"text": texts[each["index"]]}} for each in ranked]
         return {"id": f"rerank-{uuid.uuid4().hex}", "model": body.model, "results": ranked, "usage": usage(results)}
 
-    queries = [Query(task.id, body.query, text, truncate=body.truncate) for text in read]
+    queries = [Query(task.id, body.query, text, truncate=truncate, max_length=longest) for text in read]
     return await ask(request, here, queries, respond)
 
 
@@ -126,9 +135,10 @@ async def score(request: Request, here: Here, body: Annotated[ScoreRequest, Body
     pairs = _pairs(body.text_1, body.text_2)
     check_count(len(pairs), here)
     task = await scoring_task(here, body.model)
+    raw = task.head.relevance == "raw" or body.use_activation is False
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
-        scores = relevances(results, raw=task.head.relevance == "raw")
+        scores = relevances(results, raw=raw)
         data = [{"index": at, "object": "score", "score": each} for at, each in enumerate(scores)]
         return {
             "id": f"score-{uuid.uuid4().hex}",
@@ -139,7 +149,8 @@ async def score(request: Request, here: Here, body: Annotated[ScoreRequest, Body
             "usage": usage(results),
         }
 
-    queries = [Query(task.id, first, second, truncate=body.truncate) for first, second in pairs]
+    truncate, most = bounded(body.truncate_prompt_tokens, body.truncate)
+    queries = [Query(task.id, first, second, truncate=truncate, max_length=most) for first, second in pairs]
     return await ask(request, here, queries, respond)
 
 

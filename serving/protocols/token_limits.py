@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated, Literal
 
-from jpets.errors import InputTooLong
+from pydantic import Field
+
+from jpets.errors import InputTooLong, InvalidInput
 from jpets.tokenizing import TextEncoder
 from jpets.types import Preprocessing, Query, Side
+from serving.http.fields import Int64
 from serving.requests.ask import EACH
 from serving.requests.context import Context
 
 AT_ONCE = 16
 """Texts that are cut in one go."""
+PromptTokens = Literal[-1] | Annotated[Int64, Field(ge=1)]
+"""vLLM's ``truncate_prompt_tokens``: so many tokens of a text or a pair are read, special ones included, and what is
+beyond is cut. -1: as many as the task takes."""
+
+
+def bounded(most: PromptTokens | None, truncate: bool | None) -> tuple[bool | None, int | None]:
+    """``truncate`` and ``max_length`` of a ``Query``. Raises ``InvalidInput`` where one option cuts texts and the other
+    forbids it."""
+    if most is None:
+        return truncate, None
+    if truncate is False:
+        raise InvalidInput("truncate_prompt_tokens: texts are cut by it, which truncate: false forbids; leave one out")
+    return True, None if most < 0 else most
 
 
 async def cut_all(

@@ -15,22 +15,25 @@ UNNAMED = "LABEL_{}"
 """An output without a name, as ``transformers`` calls it."""
 
 
-def render(result: Result, top_k: int | None = None, how: Aggregation = "simple") -> dict[str, Any]:
+def render(
+    result: Result, top_k: int | None = None, how: Aggregation = "simple", *, activated: bool = True
+) -> dict[str, Any]:
     """A result without an error, as JSON; that of a group says how many students made it. ``how`` makes entities of
-    labelled tokens."""
-    item = _render(result, top_k, how)
+    labelled tokens. Not ``activated``: outputs of a head stand in the place of probabilities."""
+    item = _render(result, top_k, how, activated=activated)
     return item if result.students is None else {**item, "students": result.students}
 
 
-def _render(result: Result, top_k: int | None, how: Aggregation) -> dict[str, Any]:
+def _render(result: Result, top_k: int | None, how: Aggregation, *, activated: bool) -> dict[str, Any]:
     if isinstance(result, Classification):
-        item: dict[str, Any] = {"label": result.label, "probs": result.probs.tolist(), "num_classes": len(result.probs)}
+        probs: list[float] = (result.probs if activated else result.logits).tolist()
+        item: dict[str, Any] = {"label": result.label, "probs": probs, "num_classes": len(probs)}
         if top_k is not None:
             best = sorted(zip(item["probs"], result.names, strict=True), key=lambda pair: -pair[0])[:top_k]
             item["top"] = [{"label": label, "prob": prob} for prob, label in best]
         return {**item, "labels": list(result.labels)} if result.multi_label else item
     if isinstance(result, Regression):
-        return _values(result)
+        return _values(result, activated=activated)
     if isinstance(result, Tokens):
         found = [dataclasses.asdict(each) for each in aggregated(result, how)]
         return {"entities": found, "num_classes": len(result.names)}
@@ -44,14 +47,15 @@ def _render(result: Result, top_k: int | None, how: Aggregation) -> dict[str, An
     return {"embedding": result.embedding.tolist()}
 
 
-def _values(result: Regression) -> dict[str, Any]:
+def _values(result: Regression, *, activated: bool) -> dict[str, Any]:
     """``values`` are a head's outputs as they are; ``probs`` too, unless the only one stands for its sigmoid."""
     values: list[float] = result.logits.tolist()
     if not result.is_score:
         label = result.names[values.index(max(values))] if result.names else None
         return {"label": label, "values": values, "probs": values, "num_classes": len(values)}
     label = result.names[0] if result.names else UNNAMED.format(0)
-    return {"label": label, "score": result.score, "values": values, "probs": [result.score], "num_classes": 1}
+    score = result.score if activated else values[0]
+    return {"label": label, "score": score, "values": values, "probs": [score], "num_classes": 1}
 
 
 def outcome(result: Result, rendered: Callable[[Result], dict[str, Any]]) -> dict[str, Any]:
