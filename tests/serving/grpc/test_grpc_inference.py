@@ -144,6 +144,7 @@ INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
         ({"parameters": {"timeout": {"int64_param": 0}}}, INVALID, "parameters.timeout"),
         ({"parameters": {"prompt_name": {"int64_param": 1}}}, INVALID, "parameters.prompt_name"),
         ({"parameters": {"prompt_name": {"string_param": "query"}}}, INVALID, "there are no prompts"),
+        ({"parameters": {"triton_enable_empty_final_response": {"bool_param": True}}}, INVALID, "triton_enable_empty"),
         ({"parameters": {"priority": {"uint64_param": 3}}}, INVALID, "parameters.priority"),
         ({"inputs": [{**TEXT, "parameters": {"shared_memory_region": {"string_param": "x"}}}]}, INVALID, "shared_mem"),
         ({"id": "x" * 2000}, INVALID, "at most 1024 characters"),
@@ -182,6 +183,7 @@ def test_a_stream_answers_in_order_and_goes_on_after_an_error(remote: Remote) ->
     for name, each in zip(models, answers, strict=True):
         assert ("no-such" in each.error_message) == (name == "no-such")
         assert each.infer_response.model_name == ("" if name == "no-such" else name)
+        assert each.infer_response.parameters["triton_final_response"].bool_param
 
 
 @pytest.mark.parametrize("field", ["inputs", "outputs", "raw_input_contents"])
