@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Integer
 
 from jpets.students.teacher import Lessons
 from jpets.tokenizing import Tokens
-from jpets.training.batches import batch_order, filled_up
+from jpets.training.batches import filled_up, orders
 from jpets.training.forward import TextRows
 from jpets.training.plan import SettledPlan
 from jpets.training.tokens import padded_length, rectangle
@@ -50,16 +50,8 @@ class Texts:
 
     def batches(self, plan: SettledPlan, pad_id: int) -> Callable[[int, int], StudentBatch]:
         """A batch by epoch and place in it."""
-        lengths = [len(own.ids) for own in self.tokens]
-        orders: dict[int, list[Integer[np.ndarray, " _"]]] = {}
-
-        def batch_at(epoch: int, at: int) -> StudentBatch:
-            if epoch not in orders:
-                orders.clear()
-                orders[epoch] = batch_order(lengths, plan, epoch)
-            return self._batch(orders[epoch][at], plan.batch, pad_id)
-
-        return batch_at
+        chosen_at = orders([len(own.ids) for own in self.tokens], plan)
+        return lambda epoch, at: self._batch(chosen_at(epoch, at), plan.batch, pad_id)
 
     def mean(self, loss: Callable[[StudentBatch], float], size: int, pad_id: int) -> float:
         """The mean over all texts of a mean over a batch."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -67,6 +68,12 @@ def batch_order(lengths: Sequence[int], plan: SettledPlan, epoch: int) -> list[I
         window = window[np.argsort(sizes[window], kind="stable")]
         found += [window[at : at + plan.batch] for at in range(0, len(window), plan.batch)]
     return [found[at] for at in rng.permutation(len(found))]
+
+
+def orders(lengths: Sequence[int], plan: SettledPlan) -> Callable[[int, int], Integer[np.ndarray, " _"]]:
+    """The row numbers of a batch by epoch and place in it, as ``batch_order`` has them; those of one epoch are kept."""
+    order = functools.lru_cache(maxsize=1)(functools.partial(batch_order, lengths, plan))
+    return lambda epoch, at: order(epoch)[at]
 
 
 def gather(rows: Rows, chosen: Integer[np.ndarray, " n"], size: int, pad_id: int) -> tuple[TextRows, Labels]:

@@ -16,7 +16,7 @@ from jpets.config import BackboneConfig
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.tokenizing import Tokens
-from jpets.training.batches import batch_order, filled_up
+from jpets.training.batches import filled_up, orders
 from jpets.training.forward import TextRows, hidden_states
 from jpets.training.objective import Objective, fit_batches
 from jpets.training.plan import TrainingPlan, settled
@@ -89,13 +89,17 @@ def fit_texts(
     pad_id: int = 0,
     report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> tuple[Any, list[float]]:
-    """(``trained`` after all updates, losses), of texts without labels: see ``fit_batches``."""
+    """(``trained`` after all updates, losses), of texts without labels: see ``fit_batches``. Texts that fill up a batch
+    have length 0, so that no token of theirs counts."""
     lengths = [len(own.ids) for own in tokens]
     plan = settled(plan, len(lengths))
+    chosen_at = orders(lengths, plan)
 
     def batch_at(epoch: int, at: int) -> TextRows:
-        filled = [tokens[row] for row in filled_up(batch_order(lengths, plan, epoch)[at], plan.batch)]
-        return rectangle(filled, padded_length(max(len(own.ids) for own in filled)), pad_id)
+        chosen = chosen_at(epoch, at)
+        filled = [tokens[row] for row in filled_up(chosen, plan.batch)]
+        rows = rectangle(filled, padded_length(max(len(own.ids) for own in filled)), pad_id)
+        return rows._replace(lengths=jnp.where(np.arange(plan.batch) < len(chosen), rows.lengths, 0))
 
     return fit_batches(
         objective,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from jpets.model.encoder import split
 from jpets.plot.lookup import OWN
 from jpets.plot.ngrams import Window, ngrams, shortened
 from jpets.tokenizing import Tokens
+from jpets.training import batches, pretrain
 from jpets.training.adapt import (
     Hierarchical,
     adapt,
@@ -26,9 +29,10 @@ from jpets.training.adapt import (
     text_ngrams,
     train_domain,
 )
+from jpets.training.batches import batch_order
 from jpets.training.checkpoints import Checkpoints
 from jpets.training.forward import TextRows, states_of
-from jpets.training.plan import TrainingPlan
+from jpets.training.plan import SettledPlan, TrainingPlan
 from jpets.training.pretrain import Vocabulary
 from jpets.training.run import UpdateReport
 from jpets.training.tokens import rectangle
@@ -129,8 +133,37 @@ def test_a_domain_changes_the_ngram_layers_alone() -> None:
     np.testing.assert_array_equal(ngrams_["lower"]["word"], model.ngrams["lower"]["word"])
 
 
+@pytest.mark.parametrize("guesses", [0.0, 0.1])
+def test_texts_that_fill_up_a_batch_count_for_nothing(guesses: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrain, "CHOSEN", 1.0)  # whatever the draw, which a batch's size decides
+    monkeypatch.setattr(pretrain, "MASKED", 1.0)
+    layers, base = layers_of(), dict(tiny().params)
+    given = [own._replace(ids=own.ids[: 4 + at], types=own.types[: 4 + at]) for at, own in enumerate(texts(3))]
+    filled, full = (
+        adapt(layers, base, given, VOCABULARY, dataclasses.replace(PLAN, batch=batch), guesses=guesses)
+        for batch in (8, 3)
+    )
+    np.testing.assert_allclose(filled[1], full[1], rtol=1e-4)
+
+
+def test_the_order_of_an_epoch_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs = list[int]()
+
+    def counted(lengths: Sequence[int], plan: SettledPlan, epoch: int) -> Any:
+        epochs.append(epoch)
+        return batch_order(lengths, plan, epoch)
+
+    monkeypatch.setattr(batches, "batch_order", counted)
+    ask = batches.orders([3, 1, 2, 9], SettledPlan(batch=2))
+    found = [ask(epoch, at) for epoch, at in [(0, 0), (0, 1), (1, 0), (1, 1)]]
+    assert epochs == [0, 1]
+    expected = [own for epoch in (0, 1) for own in batch_order([3, 1, 2, 9], SettledPlan(batch=2), epoch)]
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_a_run_that_ended_early_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    plan = TrainingPlan(epochs=2, batch=8, dtype="float32")
+    """Also where it ended within an epoch, before a batch that has to be filled up."""
+    plan = TrainingPlan(epochs=2, batch=10, dtype="float32")
 
     def run(folder: Path | None, stop: int | None = None) -> Hierarchical:
         def report(step: UpdateReport) -> None:
