@@ -41,6 +41,10 @@ class NGramLayers:
     forms: Int[np.ndarray, " w"] | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if self.config.looks_up:
+            raise InvalidInput(
+                "tables take a backbone that computes all its layers; the lower ones of this one are tables already"
+            )
         if not 1 <= self.count < self.config.layers:
             raise InvalidInput(f"tables must replace 1 to {self.config.layers - 1} layers, found {self.count}")
         if self.config.vocab_size > MOST_IDS:

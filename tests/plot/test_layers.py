@@ -212,3 +212,8 @@ def test_some_layers_stay_above() -> None:
             NGramLayers(BERT, Window.of(3), count)
     with pytest.raises(InvalidInput, match="projects"):
         NGramLayers(dataclasses.replace(BERT, embedding_size=8), Window.of(3), 1)
+
+
+def test_tables_stand_on_no_others() -> None:
+    with pytest.raises(InvalidInput, match="are tables already"):
+        NGramLayers(NGramLayers(BERT, Window.of(3), 1).upper, Window.of(3), 1)
