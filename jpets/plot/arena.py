@@ -30,6 +30,9 @@ RANGE_BYTES = 1 << 38
 """Addresses of a range: of 128 TiB that a process has."""
 MOST_ROWS = (1 << 31) - 1
 """Rows that programs can number."""
+SPARE_ROWS = 4096
+"""Rows of zeros before all tables, at least: tokens without a row and first runs of programs read there, where no file
+is mapped that somebody could have cut off."""
 PAGE = mmap.PAGESIZE
 FIXED = 0x10
 """``MAP_FIXED``, of Linux and macOS."""
@@ -50,8 +53,12 @@ class Arena:
     """
 
     def __init__(self, info: TableInfo, size: int = RANGE_BYTES) -> None:
+        """For tables of ``size`` bytes."""
         self._row_bytes = info.row_bytes
-        self.rows = min(size // self._row_bytes, MOST_ROWS)
+        self._step = math.lcm(self._row_bytes, PAGE) // self._row_bytes
+        """Tables begin at multiples of so many rows, where pages begin."""
+        spare = -(-SPARE_ROWS // self._step) * self._step
+        self.rows = min(spare + size // self._row_bytes, MOST_ROWS)
         try:
             space = mmap.mmap(-1, self.rows * self._row_bytes, flags=EMPTY, prot=mmap.PROT_READ)
         except OSError as error:
@@ -61,9 +68,9 @@ class Arena:
             ) from error
         whole = np.frombuffer(space, stored_dtype(info.kept_as))
         self.values: Shaped[np.ndarray, "r p e"] = whole.reshape(self.rows, *info.row_shape)
-        self._step = math.lcm(self._row_bytes, PAGE) // self._row_bytes
-        """Tables begin at multiples of so many rows, where pages begin."""
-        self._free = [(0, self.rows // self._step * self._step)]
+        self._room = (self.rows - spare) // self._step * self._step
+        """Rows that tables may have."""
+        self._free = [(spare, self._room)]
         """The first rows and the sizes of ranges that no table has, in order; neighbours are one."""
         self.moved = 0
         """How often a range was left: its rows may be another table's from then on."""
@@ -99,7 +106,7 @@ class Arena:
                 self._free[at : at + 1] = [(first + rows, size - rows)] if size > rows else []
                 return first
         raise OutOfSpace(
-            f"the tables that are open have {self.rows - self.free:,} of {self.rows:,} rows, and another one needs "
+            f"the tables that are open have {self._room - self.free:,} of {self._room:,} rows, and another one needs "
             f"{rows:,}: remove domains"
         )
 

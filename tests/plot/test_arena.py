@@ -12,8 +12,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from jpets.engine.workloads.encoder_network import FEW_WORDS
 from jpets.errors import OutOfSpace
-from jpets.plot.arena import PAGE, Arena
+from jpets.plot.arena import PAGE, SPARE_ROWS, Arena
 from jpets.plot.ngrams import Window, keys_of
 from jpets.plot.table import Table, TableInfo, TableWriter
 
@@ -78,6 +79,14 @@ def test_tables_never_meet_and_leave_all_that_they_had(
     held.clear()
     assert arena.free == ROOM and not arena.values.astype(np.float32).any()
     Held(arena, paths[4], 5)
+
+
+def test_what_reads_without_a_look_up_reads_no_file(paths: Sequence[pathlib.Path]) -> None:
+    """First runs of programs, and tokens that have no row."""
+    arena = new_arena()
+    held = Held(arena, paths[4], 5)
+    assert SPARE_ROWS >= FEW_WORDS
+    assert held.whole and not arena.values[:SPARE_ROWS].astype(np.float32).any()
 
 
 def test_a_table_that_is_let_go_of_while_the_range_is_changed_is_freed_then(paths: Sequence[pathlib.Path]) -> None:
