@@ -27,6 +27,7 @@ from jpets.config import BackboneConfig
 from jpets.errors import Conflict, InvalidBackbone, InvalidInput
 from jpets.files import space_errors, sync_folder, sync_tree, temporary_sibling
 from jpets.plot.domains import DomainTables
+from jpets.plot.tree import TREE, Tree
 from jpets.types import BY_MEAN, EmbeddingRule
 
 MANIFEST, TOKENIZER, PARAMS, PLOT = "backbone.json", "tokenizer.json", "params", "plot"
@@ -47,8 +48,9 @@ def is_native(folder: Path) -> bool:
 
 
 def write_native(backbone: Backbone, folder: Path, plot: Path | None = None) -> None:
-    """Writes ``folder`` whole or not at all; ``plot`` becomes the folder of its tables,
-    and goes when that is done.
+    """Writes ``folder`` whole or not at all. What the tree of ``plot`` names becomes its tables; ``plot`` goes when
+    that is done.
+
     Raises ``Conflict`` where something is there already, ``OutOfSpace``, and ``InvalidInput`` for a backbone that has
     tables elsewhere."""
     if backbone.tables is not None or backbone.config.looks_up != (plot is not None):
@@ -70,7 +72,7 @@ def write_native(backbone: Backbone, folder: Path, plot: Path | None = None) -> 
             (temporary / TOKENIZER).write_text(backbone.tokenizer_json, encoding="utf-8")
             (temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
             if plot is not None:
-                shutil.copytree(plot, temporary / PLOT, copy_function=_linked)  # they stay there until all is done
+                _copy_tables(plot, temporary / PLOT)  # they stay there until all is done
             sync_tree(temporary)
             _publish(temporary, folder)
     finally:
@@ -79,7 +81,14 @@ def write_native(backbone: Backbone, folder: Path, plot: Path | None = None) -> 
         shutil.rmtree(plot, ignore_errors=True)
 
 
-def _linked(source: str, target: str) -> None:
+def _copy_tables(plot: Path, target: Path) -> None:
+    """The tree and what it names: beside them may be what an earlier run left."""
+    for name in (TREE, *Tree.read(plot).files):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        _linked(plot / name, target / name)
+
+
+def _linked(source: Path, target: Path) -> None:
     """The same file by another name, or a copy where the file system has no such thing."""
     try:
         os.link(source, target)

@@ -51,6 +51,12 @@ def temporary_sibling(path: Path) -> Path:
     return path.parent / f"{written_by(os.getpid())}{uuid.uuid4().hex}"
 
 
+def sweep_siblings(folder: Path) -> None:
+    """Removes what killed processes left by ``temporary_sibling`` in a user's ``folder``; other programs' files stay,
+    whose names may begin alike."""
+    sweep(folder, f"{TEMPORARY}[0-9]*-{'[0-9a-f]' * 32}", STALE_SECONDS)
+
+
 def written_by(process: int) -> str:
     """Prefix of files that the process of this number is writing."""
     return f"{TEMPORARY}{process}-"

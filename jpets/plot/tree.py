@@ -16,7 +16,7 @@ import dataclasses
 import fcntl
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ from jaxtyping import Int
 from jpets.config import TableFormat
 from jpets.errors import InvalidTable, NotFound
 from jpets.files import STALE_SECONDS, write_atomic
+from jpets.plot.forms import SUFFIX as FORMS_SUFFIX
 from jpets.plot.forms import read_forms
 from jpets.plot.ngrams import Window
 from jpets.plot.table import SUFFIX, TableInfo
@@ -103,13 +104,20 @@ class Tree:
             fcntl.flock(lock, fcntl.LOCK_EX)
             tree = change(cls.read(folder))
             tree.write(folder)
-            branches = [tree.root, *tree.domains.values()]
-            named = {own.table for own in branches} | {own.layers for own in branches}
+            named = {folder / name for name in tree.files}
             oldest = time.time() - STALE_SECONDS
             for path in [*(folder / TABLES).glob(f"*{SUFFIX}"), *(folder / LAYERS).glob(f"*{LAYERS_SUFFIX}")]:
-                if path.stem not in named and path.stat().st_mtime < oldest:
+                if path not in named and path.stat().st_mtime < oldest:
                     path.unlink(missing_ok=True)
         return tree
+
+    @property
+    def files(self) -> Set[str]:
+        """The paths in the folder of all that it names."""
+        branches = [self.root, *self.domains.values()]
+        tables = {f"{TABLES}/{own.table}{SUFFIX}" for own in branches}
+        layers = {f"{LAYERS}/{own.layers}{LAYERS_SUFFIX}" for own in branches}
+        return tables | layers | ({f"{FORMS}/{self.forms}{FORMS_SUFFIX}"} if self.forms is not None else set())
 
     @property
     def vectors(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -13,10 +14,12 @@ import pytest
 from support import tiny
 
 from jpets.app.jobs.tables import Making, make_root
+from jpets.config import TableFormat
 from jpets.errors import InvalidInput
+from jpets.files import TEMPORARY, temporary_sibling
 from jpets.plot.choice import choose
 from jpets.plot.ngrams import Window
-from jpets.plot.tree import TABLES
+from jpets.plot.tree import TABLES, TREE, Tree
 from jpets.training.data import Example
 from jpets.training.plan import TrainingPlan
 
@@ -69,7 +72,13 @@ def test_counting_goes_on_behind_what_a_killed_process_had_counted(tmp_path: pat
         np.testing.assert_array_equal(own, others)
 
 
-def made(place: pathlib.Path, told: list[str], examples: Sequence[Example] = EXAMPLES, ngram: int = 3) -> pathlib.Path:
+def made(
+    place: pathlib.Path,
+    told: list[str],
+    examples: Sequence[Example] = EXAMPLES,
+    ngram: int = 3,
+    kept_as: TableFormat = "bfloat16",
+) -> pathlib.Path:
     """A root, and what its making reports; it is killed behind the counts where nothing was told before."""
     first = not told
 
@@ -78,7 +87,7 @@ def made(place: pathlib.Path, told: list[str], examples: Sequence[Example] = EXA
         if first and what == "n-grams":
             raise KeyboardInterrupt
 
-    making = Making(NOTHING_TRAINED, max_length=16, report=report)
+    making = Making(NOTHING_TRAINED, max_length=16, kept_as=kept_as, report=report)
     make_root(tiny("tiny-bert"), "root", examples, place / "root", 1, ngram, making, place / "kept")
     return place / "root" / "plot" / TABLES
 
@@ -92,6 +101,27 @@ def test_a_root_that_was_killed_behind_its_counts_does_not_count_again(tmp_path:
     assert told.count("texts counted") == 1
     whole = made(tmp_path / "whole", [""])
     assert [path.name for path in tables.iterdir()] == [path.name for path in whole.iterdir()]
+
+
+def test_what_a_killed_run_left_is_in_no_other_backbone(tmp_path: pathlib.Path) -> None:
+    """Where the next one stores vectors otherwise, it leaves that table alone."""
+    told: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        made(tmp_path, told)
+    plot = made(tmp_path, told, kept_as="float8").parent
+    found = {str(path.relative_to(plot)) for path in plot.rglob("*") if path.is_file()}
+    assert found == {TREE, *Tree.read(plot).files}
+
+
+def test_what_killed_processes_left_beside_a_root_is_swept(tmp_path: pathlib.Path) -> None:
+    stale, young = temporary_sibling(tmp_path / "root"), temporary_sibling(tmp_path / "root")
+    others = tmp_path / f"{TEMPORARY}of another program"
+    for folder in (stale, young, others):
+        folder.mkdir()
+    for folder in (stale, others):
+        os.utime(folder, (0, 0))
+    made(tmp_path, [""])
+    assert [folder.exists() for folder in (stale, young, others)] == [False, True, True]
 
 
 def test_counts_of_other_texts_or_ngrams_are_not_gone_on_with(tmp_path: pathlib.Path) -> None:

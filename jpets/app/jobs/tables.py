@@ -25,7 +25,7 @@ from checkpoints.source import load_backbone
 from jpets.app.jobs.further import first_and_last, vocabulary_of
 from jpets.config import BackboneConfig, TableFormat
 from jpets.errors import Conflict, InputTooLong, InvalidInput, JpetsError
-from jpets.files import TEMPORARY, WEEK_SECONDS, sweep
+from jpets.files import TEMPORARY, WEEK_SECONDS, sweep, sweep_siblings
 from jpets.plot.build import build_table, read_layers, root_keys, write_layers
 from jpets.plot.choice import Chosen, choose
 from jpets.plot.forms import forms_of, write_forms
@@ -107,6 +107,7 @@ def make_root(
     vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None  # before anything is counted
     texts = _texts(backbone, examples, making)
     sweep(destination.parent, MAKING, WEEK_SECONDS)
+    sweep_siblings(destination.parent)
     with _kept(checkpoints, destination.parent) as folder:
         chosen = _chosen(backbone, examples, texts, layers, folder, making)
         keys, found = (root_keys(own, layers.window, words, forms) for own in chosen)
