@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -66,6 +67,14 @@ class OpenDomain:
         self, ids: Int[np.ndarray, " t"], text_of_token: Int[np.ndarray, " t"] | None = None
     ) -> Int[np.ndarray, " t"]:
         """As ``jpets.types.OpenTables`` has it."""
+        rows, count = self.found(ids, text_of_token)
+        count()
+        return rows
+
+    def found(
+        self, ids: Int[np.ndarray, " t"], text_of_token: Int[np.ndarray, " t"] | None = None
+    ) -> tuple[Int[np.ndarray, " t"], Callable[[], None]]:
+        """(what ``rows`` gives, what counts these tokens): rows that are looked up again count once."""
         if self.lookup.is_overwritten:  # before anything is read there: what was cut off kills the process
             raise EngineFailure("a table was written to while it was open; ask again, or build it anew")
         found = self.lookup.find(ngrams(ids, text_of_token, self.root.table.info.window))
@@ -77,5 +86,4 @@ class OpenDomain:
                     rows[own] = found.row[own] + placed.first
         except InvalidTable as error:
             raise EngineFailure(error.message) from error
-        self._counts.add(self._counted_as, found.level)
-        return rows
+        return rows, functools.partial(self._counts.add, self._counted_as, found.level)

@@ -97,6 +97,23 @@ def test_a_text_that_cannot_be_looked_up_is_told_apart() -> None:
     assert len(looked_up([row for at, row in enumerate(rows) if at not in told.value.errors])) == 4
 
 
+def test_tokens_count_once_however_often_they_are_looked_up(tables: DomainTables) -> None:
+    """A batch is looked up again without a text that cannot be."""
+
+    def counted() -> dict[str, int]:
+        return {each.name: sum(each.levels.values()) for each in tables.report()}
+
+    before = counted()
+    texts = ([3, 4, 5], "science"), ([7, 8], "games"), ([7, WORDS], "games"), ([20], "games")
+    rows = [row_of(ids, tables.opened(domain)) for ids, domain in texts]
+    with pytest.raises(RowFailures) as told:
+        looked_up(rows)
+    assert [*told.value.errors] == [2] and counted() == before
+    del rows[2]
+    looked_up(rows)
+    assert {name: count - before[name] for name, count in counted().items()} == {"": 0, "games": 3, "science": 3}
+
+
 def test_what_fails_only_together_is_looked_up_text_by_text() -> None:
     class Once(Counted):
         def rows(self, ids: np.ndarray, text_of_token: np.ndarray | None = None) -> np.ndarray:
