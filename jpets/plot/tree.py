@@ -6,6 +6,7 @@ A folder holds:
     tables/*.plot      tables, named by their content
     layers/*.safetensors   the n-gram layers that computed them, named by theirs
     forms/*.forms   the normal forms by which n-grams are looked up, if they are, named by theirs
+    holds/*.json   which files stay until the tree is to name them (``jpets.plot.holds``)
 
 Files never change. ``tree.json`` is replaced whole, so a reader sees the old tree or the new one.
 """
@@ -28,6 +29,7 @@ from jpets.errors import InvalidTable, NotFound
 from jpets.files import STALE_SECONDS, write_atomic
 from jpets.plot.forms import SUFFIX as FORMS_SUFFIX
 from jpets.plot.forms import read_forms
+from jpets.plot.holds import held
 from jpets.plot.ngrams import Window
 from jpets.plot.table import SUFFIX, TableInfo
 
@@ -48,6 +50,11 @@ class Branch:
     layers: str
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """How it was made: for people."""
+
+    @property
+    def files(self) -> Set[str]:
+        """The paths of both in a tree's folder."""
+        return {f"{TABLES}/{self.table}{SUFFIX}", f"{LAYERS}/{self.layers}{LAYERS_SUFFIX}"}
 
     def full_name(self, name: str) -> str:
         """``name`` with what tells vectors of other layers apart: tasks that learnt from one are wrong with others."""
@@ -97,14 +104,14 @@ class Tree:
 
     @classmethod
     def change(cls, folder: Path, change: Callable[[Self], Self]) -> Self:
-        """Replaces the tree by ``change`` of it, one process at a time. Tables and layers that it does not name are
-        removed once they are a day old: a younger one may be what another process is about to name. A process that has
-        one open keeps it."""
+        """Replaces the tree by ``change`` of it, one process at a time. Tables and layers that it does not name, and
+        that nobody holds, are removed once they are a day old: a younger one may be what another process is about to
+        name. A process that has one open keeps it."""
         with (folder / LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             tree = change(cls.read(folder))
             tree.write(folder)
-            named = {folder / name for name in tree.files}
+            named = {folder / name for name in tree.files | held(folder)}
             oldest = time.time() - STALE_SECONDS
             for path in [*(folder / TABLES).glob(f"*{SUFFIX}"), *(folder / LAYERS).glob(f"*{LAYERS_SUFFIX}")]:
                 if path not in named and path.stat().st_mtime < oldest:
@@ -114,10 +121,8 @@ class Tree:
     @property
     def files(self) -> Set[str]:
         """The paths in the folder of all that it names."""
-        branches = [self.root, *self.domains.values()]
-        tables = {f"{TABLES}/{own.table}{SUFFIX}" for own in branches}
-        layers = {f"{LAYERS}/{own.layers}{LAYERS_SUFFIX}" for own in branches}
-        return tables | layers | ({f"{FORMS}/{self.forms}{FORMS_SUFFIX}"} if self.forms is not None else set())
+        forms = set[str]() if self.forms is None else {f"{FORMS}/{self.forms}{FORMS_SUFFIX}"}
+        return forms.union(*(own.files for own in (self.root, *self.domains.values())))
 
     @property
     def vectors(self) -> str:

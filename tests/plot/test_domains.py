@@ -19,6 +19,7 @@ from jpets.plot import domains
 from jpets.plot.arena import Arena
 from jpets.plot.domains import DomainTables
 from jpets.plot.forms import SUFFIX, write_forms
+from jpets.plot.holds import HOLDS, hold
 from jpets.plot.ngrams import Window, keys_of
 from jpets.plot.table import BLOCK_BYTES, HEADER_BYTES, Table, TableInfo
 from jpets.plot.tree import FORMS, TABLES, TREE, Branch, Tree, table_path
@@ -105,6 +106,21 @@ def test_what_a_tree_does_not_name_goes_when_nobody_can_be_about_to_name_it(fold
     os.utime(folder / TABLES / f"{old}.plot", (long_ago, long_ago))
     Tree.change(folder, lambda tree: tree)
     assert {path.stem for path in (folder / TABLES).iterdir()} == left - {old}
+
+
+def test_what_somebody_waits_to_name_stays(folder: pathlib.Path) -> None:
+    branch = Branch(written(folder, ROOT, grams(), 5), "c" * 64)
+    (folder / "layers" / f"{branch.layers}.safetensors").touch()
+    files, waits = [folder / name for name in branch.files], folder / "waits"
+    waits.touch()
+    for path in files:
+        os.utime(path, (0, 0))
+    hold(folder, branch.files, waits)
+    Tree.change(folder, lambda tree: tree)
+    assert all(path.exists() for path in files)
+    waits.unlink()
+    Tree.change(folder, lambda tree: tree)
+    assert not any(path.exists() for path in files) and not [*(folder / HOLDS).iterdir()]
 
 
 def test_a_root_that_changed_needs_another_start(folder: pathlib.Path) -> None:

@@ -232,8 +232,10 @@ def _make_domain(
 
     examples = read_examples(job.data, Columns(request.text, request.text_pair, None))
 
+    from checkpoints.native import PLOT
     from checkpoints.source import load_backbone
     from jpets.app.jobs.tables import Making, build_domain
+    from jpets.plot.holds import hold
     from jpets.training.plan import TrainingPlan
     from jpets.training.run import UpdateReport
 
@@ -246,6 +248,7 @@ def _make_domain(
     )
     whole = load_backbone(*of_whole) if of_whole else None
     made = build_domain(folder, request.domain, examples, making, job.checkpoints, whole)
+    hold(folder / PLOT, made.branch.files, job.data)  # its backbone may not be loaded for days
     scores = {"entries": float(made.branch.details["entries"])}
     if made.losses is not None:
         scores |= {"first_loss": made.losses[0], "last_loss": made.losses[1]}

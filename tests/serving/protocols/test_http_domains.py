@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -19,18 +20,21 @@ from typer.testing import CliRunner
 
 from checkpoints.access import Access
 from checkpoints.catalog import Catalog
+from checkpoints.native import PLOT
 from checkpoints.repository import Repository
 from checkpoints.task_file import read_task, task_to_bytes
 from jpets.access import SCOPES
 from jpets.app.hosting import outlines_of
+from jpets.app.jobs.work import do
 from jpets.cli import app
 from jpets.engine.engine import Engine
+from jpets.plot.tree import Branch, Tree, table_path
 from jpets.types import Preprocessing
 from serving.app import create_app
 from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.http.settings import ServingSettings
-from serving.jobs.folder import JobFolder
+from serving.jobs.folder import JobFolder, JobFolders
 from serving.jobs.request import MakeDomain
 from serving.jobs.service import Jobs
 from serving.tenants.keyring import Keyring
@@ -221,6 +225,23 @@ def test_a_job_over_tables_computes_where_they_are(server: tuple[Call, Jobs], tm
     request = elsewhere.accept(MakeDomain(domain="files"))
     with elsewhere.folders.draft(request) as draft:
         assert elsewhere.runner._platform(draft) == "cpu"
+
+
+def test_what_a_job_made_stays_until_it_has_finished(tmp_path: Path) -> None:
+    """Its backbone may not be loaded for days, while others change the tree."""
+    folder, folders = write_tables(tmp_path / "own"), JobFolders(tmp_path / "jobs")
+    with folders.draft(MakeDomain(backbone="own", domain="files", epochs=0)) as draft:
+        draft.data.write_bytes(TEXTS)
+        job = folders.commit(draft)
+    branch = do(job, [str(folder), "own"], lambda step: None).branch
+    assert branch is not None
+    table = table_path(folder / PLOT, Branch(**branch))
+    os.utime(table, (0, 0))
+    Tree.change(folder / PLOT, lambda tree: tree)
+    assert table.exists()
+    job.finish("cancelled")
+    Tree.change(folder / PLOT, lambda tree: tree)
+    assert not table.exists()
 
 
 def test_only_a_backbone_with_tables_has_domains(service: Service, settings: ServingSettings, tmp_path: Path) -> None:
