@@ -35,6 +35,7 @@ from jpets.plot.ngrams import Window, ngrams
 from jpets.plot.table import BUILDING, Table
 from jpets.plot.tree import FORMS, LAYERS, TABLES, Branch, Tree, table_path
 from jpets.plot.values import check_format
+from jpets.templates import prepared
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.adapt import Hierarchical, adapt, train_domain
 from jpets.training.checkpoints import Checkpoints, claimed, digest_of
@@ -43,6 +44,8 @@ from jpets.training.plan import TrainingPlan
 from jpets.training.run import Keeper, UpdateReport
 from jpets.types import Preprocessing, Progress, Query
 
+Given = tuple[str, str | None]
+"""A text, or a pair."""
 COUNTS = "counts"
 """Folder of counted n-grams, among what a killed run goes on from."""
 MAKING = ".making-"
@@ -105,11 +108,12 @@ def make_root(
     layers = NGramLayers(backbone.config, Window.of(ngram), count, forms)
     check_format(making.kept_as, backbone.config.hidden_size)
     vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None  # before anything is counted
-    texts = _texts(backbone, examples, making)
+    given = _given(examples, backbone.embeds.preprocessing)
+    texts = _texts(backbone, given, making)
     sweep(destination.parent, MAKING, WEEK_SECONDS)
     sweep_siblings(destination.parent)
     with _kept(checkpoints, destination.parent) as folder:
-        chosen = _chosen(backbone, examples, texts, layers, folder, making)
+        chosen = _chosen(backbone, given, texts, layers, folder, making)
         keys, found = (root_keys(own, layers.window, words, forms) for own in chosen)
         texts = [_at_levels(own, layers, found) for own in _drawn(texts, making)]
         tables, kept = folder / PLOT / TABLES, folder / PLOT / LAYERS
@@ -198,7 +202,8 @@ def build_domain(
     kept_layers = name if not making.plan.epochs and name in tree.domains else None
     layers, model = opened_layers(backbone, folder, kept_layers)
     plain = dataclasses.replace(backbone, tables=None)
-    texts = _texts(plain, examples, making)
+    given = _given(examples, Preprocessing())  # which tasks are trained by
+    texts = _texts(plain, given, making)
     if (found := sum(len(own.ids) for own in texts)) < LEAST_TOKENS:
         raise InvalidInput(
             f"a domain needs texts of at least {LEAST_TOKENS:,} tokens, found {found:,}, of each text the first "
@@ -210,7 +215,7 @@ def build_domain(
         _check_whole(whole, tree, layers)
         vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None
     with _kept(checkpoints, folder / PLOT) as kept:
-        keys, found_there = _chosen(plain, examples, texts, layers, kept, making)
+        keys, found_there = _chosen(plain, given, texts, layers, kept, making)
         known = Table(table_path(folder / PLOT, tree.root), tree.info(tree.root)).keys
         texts = [_at_levels(own, layers, known, found_there) for own in _drawn(texts, making)]
         if making.plan.epochs:
@@ -302,11 +307,16 @@ def whole_config(upper: BackboneConfig, count: int) -> BackboneConfig:
     return dataclasses.replace(upper, layers=layers, window=(0, 0), table_rows=0, table_format="bfloat16")
 
 
-def _texts(backbone: Backbone, examples: Sequence[Example], making: Making) -> list[Tokens]:
-    """Tokens to train on, of texts and pairs."""
+def _given(examples: Sequence[Example], rule: Preprocessing) -> list[Given]:
+    """What ``rule`` makes of texts and pairs: as those will be that are looked up."""
+    return [prepared(each.plain, each.text_pair, rule) for each in examples]
+
+
+def _texts(backbone: Backbone, given: Sequence[Given], making: Making) -> list[Tokens]:
+    """Tokens to train on."""
     rule = Preprocessing(max_length=min(making.max_length, backbone.config.max_positions), truncation=True)
     encoder = TextEncoder.of(backbone)
-    return [encoder.encode(Query(None, each.plain, each.text_pair), rule) for each in examples]
+    return [encoder.encode(Query(None, *each), rule) for each in given]
 
 
 def _drawn(texts: Sequence[Tokens], making: Making) -> Sequence[Tokens]:
@@ -327,7 +337,7 @@ def _at_levels(
 
 def _chosen(
     backbone: Backbone,
-    examples: Sequence[Example],
+    given: Sequence[Given],
     texts: Sequence[Tokens],
     layers: NGramLayers,
     folder: Path,
@@ -336,7 +346,7 @@ def _chosen(
     """The n-grams of whole texts that a table holds, and those that are found while ``texts`` are trained on."""
     encoder, short = TextEncoder.for_length(backbone, WHOLE), backbone.config.max_positions
 
-    def ids_of(text: tuple[str, str | None], most: int = WHOLE) -> Any:
+    def ids_of(text: Given, most: int = WHOLE) -> Any:
         try:
             return encoder.encode(Query(None, *text), Preprocessing(truncation=True, max_length=most), most).ids
         except InputTooLong:  # it has no place where it could be cut
@@ -350,7 +360,6 @@ def _chosen(
             if number % 1000 == 0 or number == len(given):
                 making.report("texts counted", number, len(given))
 
-    given = [(example.plain, example.text_pair) for example in examples]
     trained = [layers.normal(own.ids) for own in texts]
     with claimed(folder / COUNTS, backbone.fingerprint, layers, making.share, making.max_length, given):
         return choose(each, trained, layers.window, making.share, folder / COUNTS)
