@@ -83,6 +83,8 @@ def test_a_root_and_its_domains_by_normal_forms(
     for epochs in (1, 0):
         result = run("plot", "domain", folder, texts, "files", "--share", 1, *QUICK, "--epochs", epochs)
         assert result.exit_code == 0, result.output
+    result = run("plot", "root", plain, texts, tmp_path / "again", *of_root)
+    assert result.exit_code == 1 and "are tables already" in result.stderr and "counted" not in result.output
     backbone, other = load_backbone(folder), load_backbone(plain)
     assert backbone.fingerprint != other.fingerprint
     assert backbone.tables is not None and other.tables is not None
