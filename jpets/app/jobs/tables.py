@@ -21,10 +21,10 @@ from checkpoints.backbone import Backbone
 from checkpoints.canonical import from_params
 from checkpoints.ids import check_id
 from checkpoints.native import PLOT, read_native, write_native
-from checkpoints.source import load_backbone
 from jpets.app.jobs.further import first_and_last, vocabulary_of
+from jpets.app.jobs.whole import check_whole, digest_above, load_whole
 from jpets.config import BackboneConfig, TableFormat
-from jpets.errors import Conflict, InputTooLong, InvalidInput, JpetsError
+from jpets.errors import Conflict, InputTooLong, InvalidInput
 from jpets.files import TEMPORARY, WEEK_SECONDS, sweep, sweep_siblings
 from jpets.plot.build import build_table, read_layers, root_keys, write_layers
 from jpets.plot.choice import Chosen, choose
@@ -38,7 +38,7 @@ from jpets.plot.values import check_format
 from jpets.templates import prepared
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.adapt import Hierarchical, adapt, train_domain
-from jpets.training.checkpoints import Checkpoints, claimed, digest_of
+from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.plan import TrainingPlan
 from jpets.training.run import Keeper, UpdateReport
@@ -138,7 +138,7 @@ def make_root(
         _check_finite(losses, model)
         digest = write_layers(kept, model.ngrams)
         table = build_table(tables, layers, model.ngrams, digest, keys, kept_as=making.kept_as, report=making.report)
-        whole = {"source": source, "fingerprint": backbone.fingerprint, "above": _above(backbone, layers)}
+        whole = {"source": source, "fingerprint": backbone.fingerprint, "above": digest_above(backbone, layers)}
         branch = Branch(table.stem, digest, {**_details(making, examples, keys), "whole": whole})
         width = backbone.config.hidden_size
         looked_up = None if forms is None else write_forms(folder / PLOT / FORMS, forms)
@@ -211,8 +211,8 @@ def build_domain(
         )
     lower, losses, vocabulary = model.ngrams, None, None
     if making.plan.epochs:  # before anything is counted, which takes long
-        whole = whole or _whole(tree)
-        _check_whole(whole, tree, layers)
+        whole = whole or load_whole(tree)
+        check_whole(whole, tree, layers)
         vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None
     with _kept(checkpoints, folder / PLOT) as kept:
         keys, found_there = _chosen(plain, given, texts, layers, kept, making)
@@ -261,44 +261,6 @@ def opened_layers(backbone: Backbone, folder: Path, domain: str | None = None) -
     lower = read_layers(folder / PLOT / LAYERS, branch.layers, word)
     forms = tree.read_forms(folder / PLOT, whole.vocab_size)
     return NGramLayers(whole, tree.window, tree.count, forms), Hierarchical(lower, upper)
-
-
-def _whole(tree: Tree) -> Backbone:
-    """The backbone that a root was made of. Raises ``InvalidInput`` where it is not there any more."""
-    source = (tree.root.details.get("whole") or {}).get("source")
-    if source is None:
-        raise InvalidInput("a domain is trained by the backbone that its root was made of: name it (`whole`)")
-    try:
-        return load_backbone(source)
-    except JpetsError as error:
-        raise InvalidInput(
-            f"a domain is trained by the backbone that its root was made of, {Path(source).name!r}, which cannot be "
-            f"loaded: {error.message}; name it where it is now (`whole`)"
-        ) from error
-
-
-def _check_whole(whole: Backbone, tree: Tree, layers: NGramLayers) -> None:
-    """Raises ``InvalidInput`` for another backbone than the one that the root was made of, or that with lower layers
-    trained further on a domain's texts (HMI section 5.1)."""
-    expected, known = layers.config, tree.root.details.get("whole") or {}
-    alike = dataclasses.replace(whole.config, usual_length=expected.usual_length) == expected
-    same = known.get("fingerprint", whole.fingerprint) == whole.fingerprint
-    if alike and not same and "above" not in known:
-        raise InvalidInput(
-            "this root does not say what its backbone's upper layers are; give the backbone that it was made of, "
-            "or make the root again"
-        )
-    if not alike or not (same or known["above"] == _above(whole, layers)):
-        raise InvalidInput(
-            "expected the backbone that the root was made of, or that with its lower layers trained further (`jpets "
-            f"backbone pretrain`), found another one, {whole.name!r}"
-        )
-
-
-def _above(backbone: Backbone, layers: NGramLayers) -> str:
-    """A digest of a backbone's tokenizer and of what is not in its lower layers."""
-    upper = jax.tree.leaves(layers.start_upper(dict(backbone.params)))
-    return digest_of([np.asarray(leaf) for leaf in upper], backbone.tokenizer_json)
 
 
 def whole_config(upper: BackboneConfig, count: int) -> BackboneConfig:
