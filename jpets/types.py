@@ -287,6 +287,12 @@ class OpenTables(Protocol):
         """
         ...
 
+    def found(
+        self, ids: npt.NDArray[np.int32], text_of_token: npt.NDArray[np.integer] | None = None
+    ) -> tuple[npt.NDArray[np.int32], Callable[[], None]]:
+        """(what ``rows`` gives, what counts these tokens): those that are looked up again count once."""
+        ...
+
 
 class RowSource(Protocol):
     """Tables of n-gram vectors of several domains, and of the root that they share, in memory. Thread-safe."""

@@ -74,7 +74,7 @@ class OpenDomain:
     def found(
         self, ids: Int[np.ndarray, " t"], text_of_token: Int[np.ndarray, " t"] | None = None
     ) -> tuple[Int[np.ndarray, " t"], Callable[[], None]]:
-        """(what ``rows`` gives, what counts these tokens): rows that are looked up again count once."""
+        """As ``jpets.types.OpenTables`` has it."""
         if self.lookup.is_overwritten:  # before anything is read there: what was cut off kills the process
             raise EngineFailure("a table was written to while it was open; ask again, or build it anew")
         found = self.lookup.find(ngrams(ids, text_of_token, self.root.table.info.window))

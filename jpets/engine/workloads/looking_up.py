@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +12,6 @@ from jpets.engine.workloads.workload import RowFailures
 from jpets.errors import JpetsError
 from jpets.tokenizing import NO_ROW
 from jpets.types import OpenTables
-
-Count = Callable[[], None]
-
-
-@runtime_checkable
-class CountsLater(Protocol):
-    """Tables that count tokens, and not before they are told to."""
-
-    def found(self, ids: Ints, text_of_token: Ints | None = None) -> tuple[Ints, Count]:
-        """(what ``OpenTables.rows`` gives, what counts these tokens). Raises what that does."""
-        ...
 
 
 def looked_up(rows: Sequence[Row]) -> Ints:
@@ -37,14 +25,11 @@ def looked_up(rows: Sequence[Row]) -> Ints:
     numbers = {tables: number for number, tables in enumerate({row.tables for row in rows})}
     text_of_token = np.arange(len(rows)).repeat(lengths)
     tables_of_token = np.array([numbers[row.tables] for row in rows]).repeat(lengths)
-    found, errors, counts = np.full(len(ids), NO_ROW, np.int32), dict[int, JpetsError](), list[Count]()
+    found, errors, counts = np.full(len(ids), NO_ROW, np.int32), dict[int, JpetsError](), list[Callable[[], None]]()
 
     def look_up(tables: OpenTables, own: npt.NDArray[np.bool_], texts: Ints | None = None) -> None:
-        if isinstance(tables, CountsLater):
-            found[own], count = tables.found(ids[own], texts)
-            counts.append(count)
-        else:
-            found[own] = tables.rows(ids[own], texts)
+        found[own], count = tables.found(ids[own], texts)
+        counts.append(count)
 
     for tables, number in numbers.items():
         assert tables is not None

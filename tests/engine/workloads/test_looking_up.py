@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import hypothesis
 import hypothesis.strategies as st
@@ -77,6 +77,9 @@ class Counted:
         if (ids == 9).any():
             raise EngineFailure("block 9 is damaged")
         return ids + 100
+
+    def found(self, ids: np.ndarray, text_of_token: np.ndarray | None = None) -> tuple[np.ndarray, Callable[[], None]]:
+        return self.rows(ids, text_of_token), lambda: None
 
 
 def test_a_batch_is_one_look_up_in_each_table() -> None:
