@@ -153,9 +153,10 @@ class Growth:
         except OutOfSpace:
             each = banks_bytes(dict.fromkeys(keys, 1), family.config, family.dtype, mesh)
             left = max(0.0, self._memory.limit * (1 - WORKING_SHARE) - used)
+            log.warning("a device has %.1f MB left, too little for a task of a new shape", left / 1e6)
             raise OutOfSpace(
-                f"tasks of shape {list(map(str, keys))} take {each / 1e6:.1f} MB each, and the device has "
-                f"{left / 1e6:.1f} MB left; raise --device-memory-gb or allow fewer slots (--max-slots)"
+                f"tasks of shape {list(map(str, keys))} take {each / 1e6:.1f} MB each, more than the device has left; "
+                "raise --device-memory-gb or allow fewer slots (--max-slots)"
             ) from None
 
     def _stage(self, action: Callable[[], None]) -> None:

@@ -182,9 +182,7 @@ class PendingQueue:
         """Takes ``excess`` queries of other parties out. Raises ``Saturated``."""
         chosen = dispensable(self._ready, self._cold, party, coming, excess)
         if chosen is None:
-            raise Saturated(
-                f"{len(self._waiting)} queries are waiting and the limit is {self._limit}; try again in a second"
-            )
+            raise Saturated(f"the queue is full: its limit is {self._limit} queries; try again in a second")
         return self._remove(chosen)
 
     def _remove(self, items: list[Pending]) -> list[Pending]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,8 @@ from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.tasks.table import TaskTable
 from jpets.errors import EngineFailure, JpetsError, OutOfSpace
 from jpets.types import Task
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -113,13 +116,12 @@ class TaskAdder:
             self._tasks.done(resident)
 
     def _with_numbers(self, keys: Sequence[ClassKey], place: Callable[[], T]) -> T:
-        """``place()``; an ``OutOfSpace`` of it is raised again with what the device holds."""
+        """``place()``; an ``OutOfSpace`` of it is raised again with what the task takes. What others take the log has:
+        the caller may be one of many tenants."""
         try:
             return place()
         except OutOfSpace as error:
             family = self._replica.family
             wanted = sum(slot_bytes(key, family.config, family.dtype, self._replica.mesh) for key in keys)
-            raise OutOfSpace(
-                f"{error.message}. The task takes {wanted / 1e6:.1f} MB; in use, with free slots of other classes: "
-                f"{self._memory.use(self._replica.programs)}"
-            ) from None
+            log.warning("a task finds no room beside %s", self._memory.use(self._replica.programs))
+            raise OutOfSpace(f"{error.message}. The task takes {wanted / 1e6:.1f} MB") from None
