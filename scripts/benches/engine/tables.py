@@ -167,7 +167,8 @@ def hierarchical(
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Queries a second of tasks with deltas in upper layers: over the whole network, over tables that programs read
-    (``tables``) or whose vectors the host gathers (``staged``), and over the upper layers alone, without look-ups."""
+    (``tables``) or of which the device keeps rows that the host sends (``staged``), and over the upper layers alone,
+    without look-ups."""
     set_xla_flags()
     config, window = named_backbone(backbone), Window.of(ngram)
     count = layers or config.layers // 2
