@@ -34,7 +34,6 @@ class EncoderWorkload(Workload):
         config = backbone.config
         own = dataclasses.replace(config, table_rows=staged_rows) if staged_rows else config
         self.network: Network = self.make_network(own)
-        self._staged_rows = staged_rows
         self._backbone = backbone
         self._embeds = backbone.embeds
         self._uncut = dataclasses.replace(self._embeds.preprocessing, max_length=None, truncation=False)
@@ -51,7 +50,7 @@ class EncoderWorkload(Workload):
 
     @property
     def params(self) -> Mapping[str, Any]:
-        if not self._staged_rows:
+        if not self.staged_rows:
             return self._backbone.params
         config = self.network.config
         return {**self._backbone.params, "table": np.zeros(config.table_shape, jnp.dtype(config.table_dtype))}
@@ -62,9 +61,9 @@ class EncoderWorkload(Workload):
 
     def attach(self, write: WriteRows) -> None:
         tables = self._backbone.tables
-        if self._staged_rows and tables is not None:
+        if self.staged_rows and tables is not None:
             source = np.asarray(self._backbone.params["table"])
-            self.row_cache = RowCache(source, lambda: tables.moved, self._staged_rows, write)
+            self.row_cache = RowCache(source, lambda: tables.moved, self.staged_rows, write)
 
     def row(self, query: Query, resident: Resident | None) -> Row:
         if resident is None:

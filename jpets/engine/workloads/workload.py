@@ -64,6 +64,7 @@ class Workload(abc.ABC):
 
     def __init__(self, backbone: LoadedBackbone, longest: int, *, staged_rows: int = 0) -> None:
         self.backbone = backbone
+        self.staged_rows = staged_rows
         self.longest = longest
         self.text = TextEncoder.for_length(backbone, longest, looked_up=False)
 
