@@ -209,7 +209,7 @@ class EncoderNetwork(Network):
         return dataclasses.replace(self, config=config)
 
     def sample(self, rng: np.random.Generator, length: int) -> Mapping[str, npt.NDArray[Any]]:
-        most = min(FEW_WORDS, self.config.table_rows or FEW_WORDS) if self.config.looks_up else self.config.vocab_size
+        most = min(FEW_WORDS, self.config.table_rows) if self.config.looks_up else self.config.vocab_size
         ids = rng.integers(0, most, length).astype(np.int32)
         return {"ids": ids, "types": np.zeros_like(ids)}
 
