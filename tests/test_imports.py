@@ -9,7 +9,7 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
@@ -100,9 +100,11 @@ ALLOWED: Mapping[str, set[str]] = {
     "serving.tenants": PLAIN | {"serving.http"},
     "serving.requests": PLAIN
     | {"jpets.engine.results", "serving.hosted", "serving.http", "serving.jobs", "serving.tenants"},
-    "serving.protocols.oip": PLAIN | {"jpets.engine.results"} | {"serving.http", "serving.requests"},
+    "serving.protocols.oip": PLAIN
+    | {"jpets.engine.results"}
+    | {"serving.http", "serving.protocols", "serving.requests"},
     "serving.protocols": PLAIN
-    | {"jpets.engine.results", "serving.protocols.oip"}
+    | {"jpets.engine.results"}
     | {f"serving.{part}" for part in ("hosted", "http", "jobs", "requests")},
     "serving.grpc": PLAIN | {"serving.http", "serving.protocols.oip", "serving.requests", "serving.tenants"},
     "serving": {
@@ -207,12 +209,21 @@ def test_parts_do_without_libraries(part: str) -> None:
             assert not tops & {"torch", *FORBIDDEN.get(part, ())}, module
 
 
-def test_benchmarks_of_the_engine_need_no_package_of_a_server() -> None:
-    """They run on machines with a GPU from a bare checkout."""
-    absent = ["fastapi", "starlette", "uvicorn", "sqlalchemy", "cachetools"]
-    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import bench, benches.device.everything"
-    scripts = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": scripts}, capture_output=True)
+SERVERS = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "cachetools")
+
+
+@pytest.mark.parametrize(
+    ("absent", "wanted"),
+    [
+        (SERVERS, "bench, benches.device.everything"),
+        ((*SERVERS, "pydantic", "beartype"), "conftest, groups, support"),
+    ],
+)
+def test_a_bare_checkout_needs_no_package_of_a_server(absent: Sequence[str], wanted: str) -> None:
+    """Benchmarks of the engine, and the tests of kernels, run so on machines with a GPU."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {wanted}"
+    folders = os.pathsep.join(str(ROOT / name) for name in (".", "scripts", "tests"))
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": folders}, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
 
 

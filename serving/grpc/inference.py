@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from jpets.errors import InvalidInput, TooLarge
 from jpets.types import Result
@@ -12,6 +12,7 @@ from serving.http.body_bounds import Bounds
 from serving.http.settings import ServingSettings
 from serving.protocols.oip.inference import MOST_ID, Asked, Inference
 from serving.protocols.oip.inputs import DATATYPES
+from serving.protocols.oip.parameters import Parameters, parameters_in
 from serving.protocols.oip.tensors import Tensor, datatype_of, raw_of
 
 MOST_NAMED = 64
@@ -19,48 +20,19 @@ MOST_NAMED = 64
 MOST_VALUES = Bounds().values
 CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
 """The field with a tensor's values, where they do not come as raw bytes."""
-NOT_GIVEN: Mapping[str, tuple[object, ...]] = {
-    "priority": (0,),
-    "sequence_id": (0, ""),
-    "sequence_start": (False,),
-    "sequence_end": (False,),
-    "binary_data_output": (True, False),
-}
-"""Parameters that Triton's clients send, with the values that change nothing here."""
 EMPTY_FINAL, FINAL = "triton_enable_empty_final_response", "triton_final_response"
 """On streams of Triton's clients: that an empty answer may end those to a request, and which one is the last. Here the
 only one is."""
 
 
-class Parameters(NamedTuple):
-    """``timeout`` in microseconds."""
-
-    truncate: bool | None = None
-    timeout: int | None = None
-    prompt: str | None = None
-
-
 def parameters_of(request: Any, *, streamed: bool = False) -> Parameters:
-    """``streamed``: of a request on a stream. Raises ``InvalidInput`` for unknown ones, and for values of other types;
+    """``streamed``: of a request on a stream. Raises ``InvalidInput`` for unknown ones, and for other values;
     ``TooLarge`` for many inputs, outputs or parameters."""
     check_counts(request, "inputs", "outputs", "parameters", "raw_input_contents")
     given = {name: _value(each) for name, each in request.parameters.items()}
-    for name, values in NOT_GIVEN.items():
-        if name in given and given.pop(name) not in values:
-            raise InvalidInput(f"parameters.{name}: expected one of {list(values)}, found another value")
     if streamed and not isinstance(given.pop(EMPTY_FINAL, False), bool):
         raise InvalidInput(f"parameters.{EMPTY_FINAL}: expected true or false")
-    truncate, timeout, prompt = (given.pop(name, None) for name in ("truncate", "timeout", "prompt_name"))
-    if given:
-        found = [name[:64] for name in given][:4]
-        raise InvalidInput(f"parameters: expected truncate, timeout or prompt_name, found {found}")
-    if not (truncate is None or isinstance(truncate, bool)):
-        raise InvalidInput("parameters.truncate: expected true or false")
-    if not (timeout is None or (type(timeout) is int and timeout > 0)):
-        raise InvalidInput("parameters.timeout: expected microseconds, a whole number from 1")
-    if not (prompt is None or isinstance(prompt, str)):
-        raise InvalidInput("parameters.prompt_name: expected a text")
-    return Parameters(truncate, timeout, prompt)
+    return parameters_in(given) if given else Parameters()
 
 
 def check_counts(request: Any, *fields: str) -> None:
@@ -101,7 +73,7 @@ def inference_of(request: Any, parameters: Parameters) -> Inference:
     for each in (*request.inputs, *request.outputs):
         _check_parameters(each)
     outputs = [each.name for each in request.outputs] or None
-    return Inference(_tensors(request), outputs, parameters.truncate, parameters.prompt)
+    return Inference(_tensors(request), outputs, parameters)
 
 
 def _check_parameters(tensor: Any) -> None:

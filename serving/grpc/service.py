@@ -31,7 +31,6 @@ from jpets.errors import (
 from serving.grpc.arrivals import ARRIVED
 from serving.grpc.inference import (
     FINAL,
-    Parameters,
     check_counts,
     check_unload,
     inference_of,
@@ -44,6 +43,7 @@ from serving.grpc.messages import METHODS, SERVICE, ModelIndex, ModelMetadata, S
 from serving.http.body_budget import FREE
 from serving.http.errors import log_unexpected
 from serving.protocols.oip.inference import EXTENSIONS, find_model, read_inference
+from serving.protocols.oip.parameters import Parameters
 from serving.protocols.oip.repository import index, is_ready, load, unload
 from serving.requests.ask import answer
 from serving.requests.context import Context, server_version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -25,17 +25,17 @@ from jpets.types import Aggregation, Query, Result, Task
 from serving.http.errors import worded
 from serving.http.fields import MOST_MODEL, Int64, Many, ModelName, Text, is_unicode
 from serving.http.responses import FastJSONResponse
-from serving.protocols.long_texts import render_whole
+from serving.protocols.head_options import check_options
+from serving.protocols.long_texts import check_windows, render_windows
 from serving.protocols.schemas import ClassifyResponse
 from serving.protocols.token_limits import PromptTokens, bounded
-from serving.requests.answers import outcome, render, render_error
+from serving.requests.answers import Render, outcome, render, render_error
 from serving.requests.ask import ask, check_count, raise_first_error
 from serving.requests.context import Context, Here
 from serving.requests.deadlines import before_deadline
 from serving.requests.routes import JSONRoute
 from serving.requests.windows import in_windows
 
-Render = Callable[[Result], dict[str, Any]]
 router = APIRouter(tags=["inference"], route_class=JSONRoute)
 
 EXAMPLES = {
@@ -174,7 +174,7 @@ async def classify(
     task = await here.find(model)
     if task is None or task.head.type == "embedding":
         raise InvalidInput(f"{model[:128]!r} gives embeddings, not labels; ask POST /v1/embeddings")
-    _check_options(task, body)
+    check_options(task, body.top_k, body.aggregation, body.use_activation)
     if body.windows:
         return await _in_windows(request, here, task, [_pair(text) for text in texts], body)
 
@@ -188,41 +188,18 @@ async def classify(
     return await ask(request, here, queries, respond)
 
 
-def _check_options(task: Task, body: ClassifyRequest) -> None:
-    """Raises ``InvalidInput`` for an option that means nothing to the task's head. Where there are several tasks, it
-    may be meant for others."""
-    head = task.head
-    labels = head.type == "sequence-classification" and head.problem != "regression"
-    if body.top_k is not None and not labels and head.type != "fill-mask":
-        kind = "a head for values" if head.type == "sequence-classification" else f"a {head.type} head"
-        raise InvalidInput(f"top_k: {task.id!r} has {kind}, which ranks no labels; leave it out")
-    if body.aggregation is not None and head.type != "token-classification":
-        raise InvalidInput(f"aggregation: {task.id!r} has a {head.type} head, which labels no tokens; leave it out")
-    if body.use_activation is not None and head.type != "sequence-classification":
-        raise InvalidInput(f"use_activation: {task.id!r} has a {head.type} head, which gives no probs; leave it out")
-
-
 async def _in_windows(
     request: Request, here: Context, task: Task, texts: Sequence[tuple[str, str | None]], body: ClassifyRequest
 ) -> Response:
-    passage = task.head.type == "question-answering"
-    if passage and not all(pair for _, pair in texts):
-        raise InvalidInput("windows: a question needs a text that has its answer; send pairs of a question and a text")
-    if task.head.type == "fill-mask":
-        raise InvalidInput("windows: words for masks are not put together of windows; send shorter texts without it")
-
     asked = [Query(task.id, text, pair) for text, pair in texts]
-    windows = await before_deadline(request, here, in_windows(here, task, asked, passage=passage))
+    check_windows(task, asked)
+    windows = await before_deadline(request, here, in_windows(here, task, asked))
     queries = [query for own in windows for query in own.queries]
     how = body.aggregation or "simple"
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
-        left = iter(results)
-        data = [
-            {"index": at, **render_whole(task, own, [next(left) for _ in own.tokens], body.top_k, how)}
-            for at, own in enumerate(windows)
-        ]
-        return _response(task.id, data, results)
+        wholes = render_windows(task, windows, results, body.top_k, how)
+        return _response(task.id, [{"index": at, **whole} for at, whole in enumerate(wholes)], results)
 
     return await ask(request, here, queries, respond)
 

@@ -143,7 +143,7 @@ async def answer(
         raise InvalidInput("parameters.stride: windows are put together by entities; choose an aggregation_strategy")
     stride = told.get("doc_stride" if kind.passage else "stride")
     texts = [Query(found.id, text, asked.context) for text in asked.texts]
-    cutting = in_windows(here, found, texts, told.get("max_seq_len"), stride, passage=kind.passage)
+    cutting = in_windows(here, found, texts, told.get("max_seq_len"), stride)
     windows = await before_deadline(request, here, cutting)
     queries = [query for own in windows for query in own.queries]
     return await ask(request, here, queries, lambda results: kind.respond(asked, results, windows))

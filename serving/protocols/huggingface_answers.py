@@ -11,8 +11,8 @@ import numpy as np
 from jpets.engine.results.entities import IGNORED, aggregated
 from jpets.engine.results.fills import best_fills, tokens_of
 from jpets.engine.results.numbers import sigmoid, softmax
-from jpets.engine.results.spans import best_spans, no_answer
 from jpets.errors import InvalidInput, Saturated, TooLarge
+from jpets.spans import best_spans, no_answer
 from jpets.types import (
     Classification,
     Entity,
@@ -28,8 +28,8 @@ from jpets.types import (
     TruncationStrategy,
 )
 from serving.protocols.long_texts import entities_of
-from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import all_of, class_names, ranked, scored, shortened, vectors_of
+from serving.requests.answers import REPLACED
 from serving.requests.windows import Cut
 
 Kind = Literal[

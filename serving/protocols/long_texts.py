@@ -11,19 +11,34 @@ import numpy as np
 from jpets.engine.results.entities import IGNORED, aggregated, of_windows
 from jpets.engine.results.numbers import sigmoid
 from jpets.engine.results.results import DEFAULT_THRESHOLD
-from jpets.engine.results.spans import best_span
-from jpets.errors import Saturated
-from jpets.types import Aggregation, Classification, Entity, Regression, Result, Span, Task, Tokens
-from serving.protocols.oip.outputs import REPLACED
+from jpets.errors import InvalidInput, Saturated
+from jpets.spans import best_span
+from jpets.types import Aggregation, Classification, Entity, Query, Regression, Result, Span, Task, Tokens
 from serving.protocols.results import all_of, scored
-from serving.requests.answers import render
+from serving.requests.answers import REPLACED, render
 from serving.requests.windows import Cut
 
 
-def render_whole(
+def check_windows(task: Task, queries: Sequence[Query]) -> None:
+    """Raises ``InvalidInput`` where a task's texts cannot be read in windows."""
+    if task.head.type == "question-answering" and not all(query.text_pair for query in queries):
+        raise InvalidInput("windows: a question needs a text that has its answer; send pairs of a question and a text")
+    if task.head.type == "fill-mask":
+        raise InvalidInput("windows: words for masks are not put together of windows; send shorter texts without it")
+
+
+def render_windows(
+    task: Task, texts: Sequence[Cut], results: Sequence[Result], top_k: int | None, how: Aggregation
+) -> list[dict[str, Any]]:
+    """``render`` of each text; ``results`` are those of all its windows, one text's after the other's. Raises the
+    first window's error, and ``Saturated``."""
+    left = iter(results)
+    return [_render_whole(task, own, [next(left) for _ in own.tokens], top_k, how) for own in texts]
+
+
+def _render_whole(
     task: Task, windows: Cut, results: Sequence[Result], top_k: int | None, how: Aggregation
 ) -> dict[str, Any]:
-    """``render`` of the text that ``windows`` are of. Raises the first window's error, and ``Saturated``."""
     if task.head.type == "question-answering":
         return best_answer(windows, all_of(results, Span))
     if task.head.type == "token-classification":

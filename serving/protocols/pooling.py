@@ -16,10 +16,10 @@ from jpets.types import Classification, Embedding, FloatArray, HeadType, Regress
 from serving.http.fields import Int64, ModelName, Text
 from serving.protocols.classify import usage
 from serving.protocols.embeddings import Inputs, check_dimensions, encoded, queries_of
-from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import shortened
 from serving.protocols.schemas import Usage
 from serving.protocols.token_limits import PromptTokens, bounded
+from serving.requests.answers import REPLACED
 from serving.requests.ask import ask, raise_first_error
 from serving.requests.context import Here
 from serving.requests.deadlines import before_deadline

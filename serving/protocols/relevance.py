@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from jpets.engine.results.numbers import sigmoid
 from jpets.errors import InvalidInput, Saturated
 from jpets.types import FloatArray, Result, Task
-from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import scored
+from serving.requests.answers import REPLACED
 from serving.requests.context import Context
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from jpets.engine.results.numbers import normalized
 from jpets.errors import InvalidInput, Saturated
 from jpets.types import Classification, Embedding, FloatArray, Regression, Result, Side, Task
-from serving.protocols.oip.outputs import REPLACED
-from serving.requests.answers import UNNAMED
+from serving.requests.answers import REPLACED, UNNAMED
 from serving.requests.ask import raise_first_error
 from serving.requests.context import Context
 

@@ -11,6 +11,8 @@ from jpets.engine.results.fills import best_fills
 from jpets.errors import JpetsError
 from jpets.types import Aggregation, Classification, Embedding, Fills, Regression, Result, Span, Tokens
 
+Render = Callable[[Result], dict[str, Any]]
+REPLACED = "the task was replaced while this request ran; send it again"
 UNNAMED = "LABEL_{}"
 """An output without a name, as ``transformers`` calls it."""
 
@@ -58,7 +60,7 @@ def _values(result: Regression, *, activated: bool) -> dict[str, Any]:
     return {"label": label, "score": score, "values": values, "probs": [score], "num_classes": 1}
 
 
-def outcome(result: Result, rendered: Callable[[Result], dict[str, Any]]) -> dict[str, Any]:
+def outcome(result: Result, rendered: Render) -> dict[str, Any]:
     """What stands for one of several tasks: its answer, ``rendered``, and with how many others it shared layers; or its
     error."""
     if result.error is not None:

@@ -27,11 +27,9 @@ async def in_windows(
     queries: Sequence[Query],
     size: int | None = None,
     stride: int | None = None,
-    *,
-    passage: bool,
 ) -> list[Cut]:
-    """The windows of each query's text, or of its pair's second one, which hold ``size`` tokens, by default as many as
-    the task takes, and share ``stride`` of them. ``passage``: of a question's context.
+    """The windows of each query's text, or of its pair's second one (a question's context), which hold ``size`` tokens,
+    by default as many as the task takes, and share ``stride`` of them.
 
     Raises ``InvalidInput``, ``InputTooLong``, ``OverQuota``, and ``TooLarge`` as soon as there are more windows than a
     request may have inputs.
@@ -41,7 +39,7 @@ async def in_windows(
         found: list[Cut] = []
         for query in queries:
             made = sum(len(own.queries) for own in found)
-            found.append(_cut(here, task, query, size, stride, passage=passage, most=most - made))
+            found.append(_cut(here, task, query, size, stride, most - made))
         return found
 
     here.asker.allowance.check(queries)
@@ -50,10 +48,9 @@ async def in_windows(
     return await here.aside.do(effort, cut_all)
 
 
-def _cut(
-    here: Context, task: Task, query: Query, size: int | None, stride: int | None, *, passage: bool, most: int
-) -> Cut:
+def _cut(here: Context, task: Task, query: Query, size: int | None, stride: int | None, most: int) -> Cut:
     """Blocks for as long as tokenising takes."""
+    passage = task.head.type == "question-answering"
     with here.services.owning(here.named(task.id)) as own:
         longest = own.longest(task)
         size = min(longest, size or (USUAL if passage else longest))

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from jpets.engine.results.entities import entities
 from jpets.engine.results.numbers import normalized, sigmoid, softmax
-from jpets.engine.results.spans import best_span
 from jpets.errors import InvalidInput, InvalidTask, JpetsError, NotFinite
 from jpets.fills import Masked
 from jpets.passage import Passage
+from jpets.spans import best_span
 from jpets.spelling import Spelling
 from jpets.types import (
     QA_OUTPUTS,

@@ -16,6 +16,7 @@ from serving.http.fields import Int64, Many, ModelName, Text
 from serving.http.responses import FastJSONResponse
 from serving.protocols.oip import binary
 from serving.protocols.oip.inference import EXTENSIONS, MOST_ID, Inference, find_model, read_inference
+from serving.protocols.oip.parameters import Parameters
 from serving.protocols.oip.repository import index, is_ready, load, unload
 from serving.protocols.oip.tensors import Tensor
 from serving.requests.ask import ask
@@ -35,6 +36,13 @@ EXAMPLES = {
             "parameters": {"truncate": True, "timeout": 500000},
         }
     },
+    "names in a text, as JSON": {
+        "value": {
+            "inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["Anna plays chess."]}],
+            "outputs": [{"name": "json"}],
+            "parameters": {"aggregation": "first"},
+        }
+    },
     "token ids": {
         "value": {
             "inputs": [
@@ -44,23 +52,6 @@ EXAMPLES = {
         }
     },
 }
-
-
-class Parameters(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    truncate: StrictBool | None = None
-    """Cut texts that are too long, whatever the task's own rule."""
-    prompt_name: Text | None = None
-    """Which of the model's prompts stands before each text."""
-    timeout: Annotated[Int64, Field(gt=0)] | None = None
-    """Microseconds from the request's head to its deadline."""
-    binary_data_output: StrictBool | None = None
-    """Send outputs as bytes behind the JSON, those that do not say otherwise."""
-    priority: Literal[0] | None = None
-    sequence_id: Literal[0, ""] | None = None
-    sequence_start: Literal[False] | None = None
-    sequence_end: Literal[False] | None = None
-    """Values that Triton takes for not given; others are refused."""
 
 
 class OutputParameters(BaseModel):
@@ -274,6 +265,11 @@ async def infer(
     `score` of a regression is its first value, or its sigmoid where the only one stands for that. The first row that
     fails, fails the request.
 
+    Every task that does not embed has the output `json` too, where it is asked for by name: each row's answer as
+    `POST /v1/classify` has it, with entities, answers and their characters, shaped by the parameters `top_k` and
+    `aggregation`. With `windows`, and `json` alone, it is that of a whole text that is longer than the task takes.
+    `dimensions` shortens embeddings.
+
     The backbone's model asks other tasks too: with an input `task` (BYTES, [N]) each row is for the task of its name,
     or, of a single row, all tasks are asked about it and share the layers in which none of them differs. Outputs are
     then `answer` (JSON, as `POST /v1/fanout` has it; a task that fails has its error there) and `shared_layers`.
@@ -287,7 +283,7 @@ async def infer(
     seconds = seconds_of(request, here.settings, None if given.timeout is None else given.timeout / 1e6)
     found = await in_time(here, seconds, find_model(here, model, version))
     names = [each.name for each in requested or ()] or None  # none named: all, as over gRPC
-    inference = Inference(_tensors(body.inputs, behind), names, given.truncate, given.prompt_name)
+    inference = Inference(_tensors(body.inputs, behind), names, given)
     asked = await in_time(here, seconds, read_inference(here, found, inference))
     raw = {name: bool(given.binary_data_output) for name in asked.wanted}
     for each in requested or ():

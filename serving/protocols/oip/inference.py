@@ -8,13 +8,22 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jpets.errors import InvalidInput, NotFound, Saturated
 from jpets.types import Query, Result, Task
+from serving.protocols.embeddings import check_dimensions
+from serving.protocols.head_options import check_options
+from serving.protocols.long_texts import check_windows, render_windows
 from serving.protocols.oip.inputs import TASK, inputs_of, queries_of, several_of
-from serving.protocols.oip.outputs import ANSWERS, REPLACED, answers_of, outputs_of, tensors_of
+from serving.protocols.oip.outputs import ANSWERS, JSON, answers_of, as_json, outputs_of, tensors_of
+from serving.protocols.oip.parameters import Parameters
 from serving.protocols.oip.tensors import Array, Tensor
+from serving.protocols.results import shortened
+from serving.requests.answers import REPLACED, render
 from serving.requests.ask import raise_first_error
 from serving.requests.context import Context
+from serving.requests.windows import Cut, in_windows
 
 BACKBONE_VERSION = "1"
 MOST_ID = 1024
@@ -49,12 +58,11 @@ class Model(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Inference:
-    """A request: its inputs, the names of the outputs that are wanted, None for all, and what each ``Query`` says."""
+    """A request: its inputs, the names of the outputs that are wanted, None for all but ``JSON``, and parameters."""
 
     tensors: Sequence[Tensor]
-    outputs: Sequence[str] | None = None
-    truncate: bool | None = None
-    prompt: str | None = None
+    outputs: Sequence[str] | None
+    parameters: Parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +73,10 @@ class Asked:
     model: Model
     queries: Sequence[Query]
     wanted: Sequence[str]
+    parameters: Parameters
     several: bool = False
+    windows: Sequence[Cut] | None = None
+    """Of each row's text, which the queries ask for."""
 
     def version(self, results: Sequence[Result]) -> str:
         """That of the task which made the results. Raises ``Saturated`` where another one than a named version did, or
@@ -80,12 +91,26 @@ class Asked:
     def arrays(self, results: Sequence[Result]) -> Mapping[str, Array]:
         """Raises the first row's error, where all are for one task, and ``Saturated`` where that was replaced by
         another kind meanwhile."""
-        if not self.several:
-            raise_first_error(results)
-        tensors = answers_of(results) if self.several else tensors_of(results)
+        tensors = answers_of(results, self._rendered) if self.several else self._tensors(results)
         if not tensors.keys() >= set(self.wanted):
             raise Saturated(REPLACED)
         return {name: tensors[name] for name in self.wanted}
+
+    def _tensors(self, results: Sequence[Result]) -> dict[str, Array]:
+        task, asked = self.model.task, self.parameters
+        if self.windows is not None and task is not None:
+            how = asked.aggregation or "simple"
+            return {JSON: as_json(render_windows(task, self.windows, results, asked.top_k, how))}
+        raise_first_error(results)
+        tensors = tensors_of(results) if {*self.wanted} - {JSON} else {}
+        if JSON in self.wanted:
+            tensors[JSON] = as_json(map(self._rendered, results))
+        if asked.dimensions is not None and "embedding" in tensors:
+            tensors["embedding"] = np.stack([shortened(own, asked.dimensions) for own in tensors["embedding"]])
+        return tensors
+
+    def _rendered(self, result: Result) -> dict[str, Any]:
+        return render(result, self.parameters.top_k, self.parameters.aggregation or "simple")
 
 
 async def find_model(here: Context, name: str, version: str | None = None) -> Model:
@@ -105,16 +130,42 @@ async def read_inference(here: Context, model: Model, asked: Inference) -> Asked
     """Raises ``InvalidInput`` that names the tensor or output, what was expected and what was found; ``TooLarge``."""
     several = model.task is None and any(tensor.name == TASK for tensor in asked.tensors)
     known = [each["name"] for each in (ANSWERS if several else model.outputs)]
-    wanted = known if asked.outputs is None else asked.outputs
+    wanted = [name for name in known if name != JSON] if asked.outputs is None else asked.outputs
     if unknown := [name[:64] for name in wanted if name not in known]:
         raise InvalidInput(f"outputs: expected some of {known}, found {unknown[:4]}")
     if len(set(wanted)) < len(wanted):
         raise InvalidInput(f"outputs: expected each name once, found {len(wanted)} with {len(set(wanted))} names")
+    parameters = asked.parameters
+    _check_parameters(here, model, parameters, wanted, several=several)
     task, most = model.task.id if model.task is not None else None, here.settings.max_inputs
-    pattern = Query(task, truncate=asked.truncate, prompt=asked.prompt)
+    pattern = Query(task, truncate=parameters.truncate, prompt=parameters.prompt_name)
     if several:
         read = partial(several_of, asked.tensors, here.task_id, pattern, most)
     else:
         read = partial(queries_of, asked.tensors, pattern, most)
     queries = await here.aside.do(sum(tensor.values for tensor in asked.tensors), read)
-    return Asked(model, queries, wanted, several)
+    if not parameters.windows or model.task is None:
+        return Asked(model, queries, wanted, parameters, several)
+    if queries[0].text is None:
+        raise InvalidInput("windows: expected the input text, found input_ids")
+    check_windows(model.task, queries)
+    windows = await in_windows(here, model.task, queries)
+    return Asked(model, [query for own in windows for query in own.queries], wanted, parameters, windows=windows)
+
+
+def _check_parameters(
+    here: Context, model: Model, parameters: Parameters, wanted: Sequence[str], *, several: bool
+) -> None:
+    """Raises ``InvalidInput`` for parameters that mean nothing to the model, or to the outputs that are wanted."""
+    task = model.task
+    if parameters.dimensions is not None:
+        if several or (task is not None and task.head.type != "embedding"):
+            raise InvalidInput("dimensions: only vectors can be shortened; leave it out")
+        check_dimensions(here, model.name, task, parameters.dimensions)
+    if parameters.windows and (list(wanted) != [JSON] or parameters.truncate or parameters.prompt_name is not None):
+        raise InvalidInput(f"windows: expected the output {JSON} alone, without truncate and prompt_name")
+    given = [name for name in ("top_k", "aggregation") if getattr(parameters, name) is not None]
+    if given and not several and JSON not in wanted:
+        raise InvalidInput(f"{given[0]}: it shapes the output {JSON}; name that among the outputs")
+    if task is not None:
+        check_options(task, parameters.top_k, parameters.aggregation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,17 @@ from jpets.engine.results.numbers import softmax
 from jpets.errors import Saturated
 from jpets.types import Classification, Embedding, Fills, FloatArray, Regression, Result, Span, Task, Tokens
 from serving.protocols.oip.tensors import Array, Ints
-from serving.requests.answers import outcome, render, shared_layers
+from serving.requests.answers import REPLACED, Render, outcome, shared_layers
 
-REPLACED = "the task was replaced while this request ran; send it again"
+JSON = "json"
+"""The output that is given only where a request names it: a row's answer as JSON."""
 
 
 def outputs_of(task: Task | None, vector_size: int) -> list[dict[str, Any]]:
     """Metadata of a model's outputs; those of a group say how many students made them."""
     own = _outputs_of(task, vector_size)
+    if task is not None and task.head.type != "embedding":
+        own = [*own, _each(JSON, "BYTES")]
     return own if task is None or task.students is None else [*own, _each("students", "INT64")]
 
 
@@ -57,11 +60,15 @@ ANSWERS = (_each("answer", "BYTES"), _each("shared_layers", "INT64"))
 layers it shared with others."""
 
 
-def answers_of(results: Sequence[Result]) -> dict[str, Array]:
+def answers_of(results: Sequence[Result], rendered: Render) -> dict[str, Array]:
     """The outputs of several tasks' results."""
-    answers = [json.dumps(outcome(result, render), ensure_ascii=False) for result in results]
     shared = [shared_layers(result) for result in results]
-    return {"answer": np.array(answers, object), "shared_layers": np.array(shared, np.int64)}
+    answers = as_json([outcome(result, rendered) for result in results])
+    return {"answer": answers, "shared_layers": np.array(shared, np.int64)}
+
+
+def as_json(rows: Iterable[Mapping[str, Any]]) -> Array:
+    return np.array([json.dumps(row, ensure_ascii=False) for row in rows], object)
 
 
 def tensors_of(results: Sequence[Result]) -> dict[str, Array]:

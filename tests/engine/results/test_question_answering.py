@@ -14,9 +14,9 @@ from support import dense_answer, make_head, make_task, random_delta, shallow
 from jpets.engine.engine import Engine
 from jpets.engine.queue.response_cache import ResponseCache
 from jpets.engine.results.numbers import softmax
-from jpets.engine.results.spans import MAX_ANSWER_TOKENS, best_span
 from jpets.errors import InvalidInput, InvalidTask
 from jpets.passage import Passage
+from jpets.spans import MAX_ANSWER_TOKENS, best_span
 from jpets.types import Answer, Preprocessing, Query, Span, Task
 
 QUESTION = "Which library is it?"

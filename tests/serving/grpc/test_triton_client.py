@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -67,7 +68,7 @@ def test_server_and_models(client: Any, library: Any) -> None:
     how = {"as_json": True} if library is tritonclient.grpc else {}
     assert client.get_server_metadata(**how)["name"] == "jpets"
     metadata = client.get_model_metadata("topic", **how)
-    assert [each["name"] for each in metadata["outputs"]] == ["logits", "label", "score", "probs"]
+    assert [each["name"] for each in metadata["outputs"]] == ["logits", "label", "score", "probs", "json"]
 
 
 def test_defaults(client: Any, texts: Callable[..., Any], expected: list[Classification]) -> None:
@@ -82,7 +83,7 @@ def test_labels_over_their_thresholds(client: Any, library: Any, texts: Callable
     how = {"as_json": True} if library is tritonclient.grpc else {}
     listed = {each["name"]: (each["datatype"], [*each["shape"]]) for each in
               client.get_model_metadata("tags", **how)["outputs"]}  # fmt: skip
-    assert [*listed] == ["logits", "label", "score", "probs", "labels"]
+    assert [*listed] == ["logits", "label", "score", "probs", "labels", "json"]
     assert listed["labels"][0] == "BYTES" and [int(size) for size in listed["probs"][1]] == [-1, 3]
     results = [r for r in engine.infer([Query("tags", text) for text in TEXTS]) if isinstance(r, Classification)]
     assert any(result.labels for result in results) and any(len(result.labels) < 3 for result in results)
@@ -93,6 +94,57 @@ def test_labels_over_their_thresholds(client: Any, library: Any, texts: Callable
         assert [each["label"] for each in chosen] == list(result.labels)
         scores = [result.probs[result.names.index(name)] for name in result.labels]
         assert [each["score"] for each in chosen] == pytest.approx(scores, abs=1e-5)
+
+
+LONG = "Anna plays chess in the library of functions. " * 12
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "pair", "options"),
+    [
+        ("topic", "a chess engine", None, {"top_k": 2}),
+        ("names", "hello übung world 🙂", None, {"aggregation": "first"}),
+        ("questions", "Who plays?", "Anna plays chess.", {}),
+        ("topic", LONG, None, {"windows": True}),
+        ("names", LONG, None, {"windows": True, "aggregation": "max"}),
+        ("questions", "Who plays?", LONG, {"windows": True}),
+    ],
+)
+def test_answers_as_json(
+    client: Any, library: Any, url: str, task: str, text: str, pair: str | None, options: dict[str, Any]
+) -> None:
+    """Those of /v1/classify, with entities, answers and their characters."""
+    inputs = []
+    for name, own in (("text", text), ("text_pair", pair)):
+        if own is not None:
+            inputs.append(library.InferInput(name, [1], "BYTES"))
+            inputs[-1].set_data_from_numpy(np.array([own.encode()], object))
+    wanted = [library.InferRequestedOutput("json")]
+    (found,) = client.infer(task, inputs, outputs=wanted, parameters=options).as_numpy("json")
+    body = {"model": task, "input": [text if pair is None else [text, pair]], **options}
+    (expected,) = httpx.post(f"http://{url}/v1/classify", json=body, timeout=60).json()["data"]
+    assert expected.pop("index") == 0
+    check_json(json.loads(found), expected)
+
+
+def check_json(found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, own in expected.items():
+            check_json(found[name], own)
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            check_json(one, other)
+    else:
+        assert found == (pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected)
+
+
+def test_shorter_vectors(client: Any, library: Any, texts: Callable[..., Any]) -> None:
+    whole = client.infer("vectors", [texts()]).as_numpy("embedding")
+    short = client.infer("vectors", [texts()], parameters={"dimensions": 8}).as_numpy("embedding")
+    assert short.shape == (len(TEXTS), 8)
+    scaled = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose(short, scaled * np.linalg.norm(whole, axis=1, keepdims=True), atol=1e-5)
 
 
 def test_token_ids(client: Any, library: Any, engine: Engine) -> None:

@@ -91,7 +91,8 @@ def assert_answers(call: Call, task: Task) -> None:
     asked = {"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": TEXTS}]}
     named = [each["name"] for each in call("GET", f"/v2/models/{task.id}").json()["outputs"]]
     outputs = call("POST", f"/v2/models/{task.id}/infer", json=asked).json()["outputs"]
-    assert [each["name"] for each in outputs] == named == ["logits", "label", "score", "probs", "students"]
+    assert [each["name"] for each in outputs] == ["logits", "label", "score", "probs", "students"]
+    assert named == ["logits", "label", "score", "probs", "json", "students"]
     assert outputs[-1]["datatype"] == "INT64" and outputs[-1]["data"] == [len(task.parts)] * 2
 
 

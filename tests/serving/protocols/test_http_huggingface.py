@@ -20,9 +20,9 @@ from transformers.pipelines.token_classification import TokenClassificationPipel
 from jpets.engine.engine import Engine
 from jpets.engine.results.entities import aggregated, of_windows
 from jpets.engine.results.numbers import normalized, sigmoid, softmax
-from jpets.engine.results.spans import best_spans, no_answer
 from jpets.errors import TooLarge
 from jpets.passage import Passage
+from jpets.spans import best_spans, no_answer
 from jpets.tokenizing import Tokens as Encoded
 from jpets.types import Classification, Embedding, FloatArray, Preprocessing, Query, Regression, Side, Span, Tokens
 from serving.app import create_app

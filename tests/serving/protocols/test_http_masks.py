@@ -126,7 +126,16 @@ def test_the_open_inference_protocol(call: Call) -> None:
     assert found["lengths"].tolist() == [1, 2] and found["token"].tolist()[0] == [best[0]["token"], -1]
     assert found["text"].tolist() == [[best[0]["token_str"], ""], [own["token_str"] for own in best[1:]]]
     described = call("GET", "/v2/models/words").json()["outputs"]
-    assert [own["name"] for own in described] == [own["name"] for own in outputs]
+    assert [own["name"] for own in described] == [*(own["name"] for own in outputs), "json"]
+    asked = {"inputs": [texts], "outputs": [{"name": "json"}], "parameters": {"top_k": 2}}
+    (rows,) = call("POST", "/v2/models/words/infer", json=asked).json()["outputs"]
+    body = {"model": "words", "input": [TEXT, TWO], "top_k": 2}
+    for row, expected in zip(rows["data"], call("POST", "/v1/classify", json=body).json()["data"], strict=True):
+        own = json.loads(row)["fills"]
+        assert [[each["token"] for each in mask] for mask in own] == [
+            [each["token"] for each in mask] for mask in expected["fills"]
+        ]
+        assert {len(mask) for mask in own} == {2}
 
 
 def test_a_delta_changes_the_words(service: Service, call: Call) -> None:

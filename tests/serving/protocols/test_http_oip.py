@@ -15,8 +15,12 @@ from jpets.errors import Saturated
 from jpets.types import Classification, Embedding, Query, Regression, Result, Span, TaskName, Tokens
 from serving.hosted.service import Service
 from serving.protocols.oip.inference import Asked, Model
+from serving.protocols.oip.parameters import Parameters
 
 TEXT: dict[str, Any] = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["hello world", "a"]}
+
+
+JSON = {"name": "json"}
 
 
 def ids(**change: Any) -> dict[str, Any]:
@@ -50,6 +54,7 @@ def test_model_metadata(call: Call) -> None:
         "label": [-1, -1],
         "score": [-1, -1],
         "lengths": [-1],
+        "json": [-1],
     }
     plain = call("GET", "/v2/models/tiny-bert").json()
     assert plain["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 64]}]
@@ -113,13 +118,14 @@ def test_questions(call: Call, engine: Engine) -> None:
         "score": ("FP32", [-1]),
         "answer": ("BYTES", [-1]),
         "lengths": ("INT64", [-1]),
+        "json": ("BYTES", [-1]),
     }
     pairs = [("who?", "a chess engine"), ("which library is it?", "one for sparse matrices")]
     texts = {"name": "text", "shape": [2], "datatype": "BYTES", "data": [pair[0] for pair in pairs]}
     contexts = {"name": "text_pair", "shape": [2], "datatype": "BYTES", "data": [pair[1] for pair in pairs]}
     got = infer(call, "questions", texts, contexts)
     assert [(each["name"], each["datatype"]) for each in got["response"]["outputs"]] == [
-        (each["name"], each["datatype"]) for each in metadata
+        (each["name"], each["datatype"]) for each in metadata[:-1]
     ]
     results = [r for r in engine.infer([Query("questions", *pair) for pair in pairs]) if isinstance(r, Span)]
     assert got["lengths"].tolist() == [r.tokens for r in results]
@@ -195,6 +201,15 @@ def test_wrong_tensors_are_named(call: Call, inputs: list[dict[str, Any]], part:
         ("topic", {"inputs": [TEXT], "outputs": [{"name": "embedding"}]}, 422, "['embedding']"),
         ("topic", {"inputs": [TEXT], "parameters": {"temperature": 1}}, 422, "temperature"),
         ("topic", {"inputs": [TEXT], "parameters": {"timeout": 1}}, 504, "deadline"),
+        ("topic", {"inputs": [TEXT], "parameters": {"top_k": 2}}, 422, "top_k: it shapes the output json"),
+        ("price", {"inputs": [TEXT], "outputs": [JSON], "parameters": {"top_k": 2}}, 422, "top_k: 'price' has a head"),
+        ("topic", {"inputs": [TEXT], "outputs": [JSON], "parameters": {"aggregation": "max"}}, 422, "labels no tokens"),
+        ("topic", {"inputs": [TEXT], "parameters": {"windows": True}}, 422, "windows: expected the output json alone"),
+        ("topic", {"inputs": [ids()], "outputs": [JSON], "parameters": {"windows": True}}, 422, "found input_ids"),
+        ("questions", {"inputs": [TEXT], "outputs": [JSON], "parameters": {"windows": True}}, 422, "a question needs"),
+        ("topic", {"inputs": [TEXT], "parameters": {"dimensions": 2}}, 422, "dimensions: only vectors"),
+        ("vectors", {"inputs": [TEXT], "parameters": {"dimensions": 65}}, 422, "dimensions: 'vectors' gives"),
+        ("vectors", {"inputs": [TEXT], "outputs": [JSON]}, 422, "expected some of ['embedding']"),
         ("topic", {}, 422, "inputs"),
         ("broken", {"inputs": [TEXT]}, 500, "NaN"),
     ],
@@ -321,7 +336,7 @@ def test_an_answer_names_the_version_that_made_it() -> None:
         return [Embedding(task="a", tokens=1, embedding=np.zeros(2, np.float32), version=each) for each in versions]
 
     def asked(named: bool, *, several: bool = False) -> Asked:
-        return Asked(Model("a", None, "2", 2, named), [], [], several)
+        return Asked(Model("a", None, "2", 2, named), [], [], Parameters(), several)
 
     for named in (True, False):
         assert asked(named).version(made(2, 2)) == asked(named).version(made(None)) == "2"
