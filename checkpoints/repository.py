@@ -319,14 +319,13 @@ class Repository:
         with self._catalog.write() as connection:
             TaskRows(connection, tenant, id).undo(target, changes)
 
-    def alias(self, id: str, name: str, version: int, tenant: str = DEFAULT_TENANT) -> StoredTask:
-        """Points alias ``name`` at a version. Raises ``NotFound``, ``InvalidTask`` for an invalid name."""
+    def alias(self, id: str, name: str, version: int | str | None, tenant: str = DEFAULT_TENANT) -> None:
+        """Points alias ``name`` at a version, given by number or alias; None: it is none any more. Raises ``NotFound``,
+        ``InvalidTask`` for an invalid name."""
         check_alias(name)
         with self._catalog.write() as connection:
             rows = TaskRows(connection, tenant, id)
-            found = rows.find(version)
-            rows.set_alias(name, found.version)
-            return found
+            rows.set_alias(name, None if version is None else rows.find(version).version)
 
     def aliases(self, id: str, tenant: str = DEFAULT_TENANT) -> dict[str, int]:
         """Alias -> version, ``latest`` included if a version is active."""

@@ -147,9 +147,13 @@ class TaskRows:
         rows = self._connection.execute(sa.select(ALIASES).where(self._mine(ALIASES)))
         return {row.name: row.version for row in rows}
 
-    def set_alias(self, name: str, version: int) -> None:
-        self._connection.execute(sa.delete(ALIASES).where(self._mine(ALIASES), ALIASES.c.name == name))
-        self._connection.execute(sa.insert(ALIASES).values(**self._key, name=name, version=version))
+    def set_alias(self, name: str, version: int | None) -> None:
+        """None: it names no version any more. Raises ``NotFound`` where it named none."""
+        gone = self._connection.execute(sa.delete(ALIASES).where(self._mine(ALIASES), ALIASES.c.name == name))
+        if version is not None:
+            self._connection.execute(sa.insert(ALIASES).values(**self._key, name=name, version=version))
+        elif not gone.rowcount:
+            raise NotFound(f"task {self._name} has no alias {shown(name)}; it has {sorted(self.aliases()) or 'none'}")
 
     def retain(self, keep: int) -> None:
         """Forgets all but the last ``keep`` versions, versions with an alias, the served one, and the one that was

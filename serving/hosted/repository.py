@@ -167,6 +167,15 @@ class TaskRepository(Protocol):
         """Every kept version, the oldest first."""
         ...
 
+    def alias(self, id: str, name: str, version: int | str | None, tenant: str = DEFAULT_TENANT) -> None:
+        """Points an alias at a version, given by number or alias; None: it is none any more. Raises ``NotFound``,
+        ``InvalidTask`` for an invalid name."""
+        ...
+
+    def aliases(self, id: str, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
+        """Alias -> version, with ``latest``, the one that is served."""
+        ...
+
     def before_served(self, id: str, tenant: str = DEFAULT_TENANT) -> int:
         """The version to which ``rollback`` goes by default. Raises ``NotFound``."""
         ...

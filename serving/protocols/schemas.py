@@ -62,14 +62,16 @@ class TaskDetail(TaskSummary):
     """``metadata`` is the task file's own document; ``loaded`` is the version that queries get now, if any, and
     ``tier`` where it is: on the ``device``, in ``host`` memory, or in the ``repository`` only. ``devices`` are the
     numbers of those that serve it. ``versions`` are those that are kept, and ``served`` the one of them that a server
-    gives to queries, if any. ``state`` is ``preparing`` while the newest one waits for the programs of its shape, with
-    the ``problem`` of the last try if there was one, and ``failed``, with the ``problem``, where they cannot be had."""
+    gives to queries, if any; ``aliases`` name some of them, ``latest`` the served one. ``state`` is ``preparing`` while
+    the newest one waits for the programs of its shape, with the ``problem`` of the last try if there was one, and
+    ``failed``, with the ``problem``, where they cannot be had."""
 
     created: str
     digest: str
     loaded: int | None
     served: int | None = None
     versions: list[int] = []
+    aliases: dict[str, int] = {}
     state: Literal["ready", "preparing", "failed"] = "ready"
     problem: str | None = None
     tier: Literal["device", "host", "repository"] | None = None

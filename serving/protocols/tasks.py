@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -40,6 +40,13 @@ class RollbackRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     version: Annotated[Int64, Field(ge=0, le=MOST_VERSIONS)] | Annotated[Text, Field(max_length=64)] | None = None
+
+
+class AliasRequest(BaseModel):
+    """``version`` is a number or another alias."""
+
+    model_config = ConfigDict(extra="forbid")
+    version: Annotated[Int64, Field(ge=1, le=MOST_VERSIONS)] | Annotated[Text, Field(max_length=64)]
 
 
 Filter = Annotated[str | None, Query(max_length=128)]
@@ -185,6 +192,39 @@ router.add_api_route(
 )
 
 
+async def put_alias(here: Here, id: str, alias: str, body: AliasRequest) -> JSONResponse:
+    """Points a name at one of the task's versions, which is then kept however many come after it. Queries get the
+    served version all the same: `POST /v1/tasks/ID/rollback` takes an alias."""
+    return await _aliased(here, id, alias, body.version)
+
+
+router.add_api_route(
+    "/{id}/aliases/{alias}",
+    put_alias,
+    methods=["PUT"],
+    response_model=TaskDetail,
+    summary="Name a version",
+    route_class_override=JSONRoute,
+)
+
+
+@router.delete("/{id}/aliases/{alias}", response_model=TaskDetail, summary="Take a version's name back")
+async def delete_alias(here: Here, id: str, alias: str) -> JSONResponse:
+    """The version stays as long as it would have without the name."""
+    return await _aliased(here, id, alias, None)
+
+
+async def _aliased(here: Context, id: str, alias: str, version: int | str | None) -> JSONResponse:
+    name = here.own(id)
+
+    def change() -> StoredTask:
+        here.refuse_shared(id)
+        here.services.repository.alias(id, alias, version, name.tenant)
+        return here.services.repository.get(id, name.tenant)
+
+    return await _answer(here, await here.turns.change(change), 200)
+
+
 @router.delete("/{id}", status_code=204, response_class=Response, summary="Delete a task with all its versions")
 async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response:
     """Queries that are already on their way still get their answer."""
@@ -209,22 +249,24 @@ async def _answer(here: Context, stored: StoredTask, status: int) -> JSONRespons
     name = stored.name
     with here.services.owning(name) as own:
         where: dict[str, Any] = {"tier": own.tasks.tier(name), "devices": list(own.tasks.devices(name))}
-    kept = await asyncio.to_thread(_kept, here, stored)
+    kept, aliases = await asyncio.to_thread(_kept, here, stored)
     last = here.services.preparation(name)
     if last is not None:
         where |= {"state": "preparing" if last.coming else "failed", "problem": last.problem}
     with here.services.owning(name) as own:
         loaded = own.tasks.version(name)
-    detail = TaskDetail.of(stored, kept=kept, loaded=loaded, **where)
+    detail = TaskDetail.of(stored, kept=kept, aliases=aliases, loaded=loaded, **where)
     return JSONResponse(detail.model_dump(), status, _etag(stored))
 
 
-def _kept(here: Context, stored: StoredTask) -> Sequence[StoredTask]:
-    """All versions of a task; none if it was deleted just now, or the catalogue is busy: the change itself is made."""
+def _kept(here: Context, stored: StoredTask) -> tuple[Sequence[StoredTask], Mapping[str, int]]:
+    """All versions of a task and their aliases; none if it was deleted just now, or the catalogue is busy: the change
+    itself is made."""
+    repository = here.services.repository
     try:
-        return here.services.repository.versions(stored.id, stored.tenant)
+        return repository.versions(stored.id, stored.tenant), repository.aliases(stored.id, stored.tenant)
     except (NotFound, Saturated):
-        return ()
+        return (), {}
 
 
 def _etag(stored: StoredTask) -> dict[str, str]:

@@ -22,8 +22,8 @@ from serving.tenants.keyring import REFUSAL
 log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
-UPLOADS = (("PUT", "/v1/tasks/"), ("POST", "/v1/jobs"), ("POST", "/v1/students"), ("POST", "/v1/domains"))
-"""Bodies under these paths are files, which are limited where they are written."""
+UPLOADS = re.compile(r"PUT /v1/tasks/[^/]*|POST /v1/(jobs|students|domains).*", re.DOTALL)
+"""Bodies of these methods and paths are files, which are limited where they are written."""
 
 
 class BodyTooLarge(HTTPException):
@@ -112,7 +112,7 @@ class RequestMiddleware:
             log.debug("request", extra=fields)
 
     async def _bounded(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
-        if any(scope["method"] == method and scope["path"].startswith(path) for method, path in UPLOADS):
+        if UPLOADS.fullmatch(f"{scope['method']} {scope['path']}"):
             await self._app(scope, receive, send)
             return
         if declared_length(headers.get(b"content-length", b"0").decode("latin-1")) > self._limit:

@@ -57,6 +57,21 @@ def test_a_task_lives_and_goes(run: Run, store: Store, task_file: Path, make_tas
     assert gone.stderr.startswith("error: task 'topic'")
 
 
+def test_versions_have_names(run: Run, store: Store, task_file: Path) -> None:
+    for _ in range(2):
+        run("task", "add", task_file, *store)
+    newest = json.loads(run("task", "show", "topic", *store, "--json").stdout)["version"]
+    named = run("task", "alias", "topic", "stable", "--version", newest - 1, *store)
+    assert named.stdout == f"stable is version {newest - 1} of topic\n"
+    assert run("task", "alias", "topic", "tried", *store).stdout == f"tried is version {newest} of topic\n"
+    assert "stable" in run("task", "show", "topic", *store).stdout
+    back = run("task", "rollback", "topic", "--version", "stable", *store)
+    assert back.stdout == f"rolled topic back to version {newest - 1}\n"
+    assert run("task", "alias", "topic", "tried", "--remove", *store).exit_code == 0
+    gone = run("task", "alias", "topic", "tried", "--remove", *store)
+    assert gone.exit_code == 1 and "no alias 'tried'" in gone.stderr
+
+
 def test_tables_for_people(run: Run, store: Store, task_file: Path) -> None:
     run("task", "add", task_file, *store)
     listed = run("task", "list", *store)

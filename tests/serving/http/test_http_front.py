@@ -319,6 +319,7 @@ def test_openapi_describes_every_route(call: Call) -> None:
         "/v1/score",
         "/v1/tasks",
         "/v1/tasks/{id}",
+        "/v1/tasks/{id}/aliases/{alias}",
         "/v1/tasks/{id}/file",
         "/v1/tasks/{id}/rollback",
         "/v1/tasks/{id}/versions",

@@ -87,6 +87,25 @@ def test_versions_and_rollback(call: Call, upload: Upload, service: Service) -> 
     call("DELETE", "/v1/tasks/turn")
 
 
+def test_versions_have_names(call: Call, upload: Upload) -> None:
+    for seed in (1, 2):
+        call("PUT", "/v1/tasks/named", content=upload("named", seed=seed))
+    path = "/v1/tasks/named/aliases"
+    assert call("PUT", f"{path}/stable", json={"version": 1}).json()["aliases"] == {"stable": 1, "latest": 2}
+    assert call("PUT", f"{path}/tried", json={"version": "latest"}).json()["aliases"]["tried"] == 2
+    assert call("GET", "/v1/tasks/named", params={"version": "stable"}).json()["version"] == 1
+    assert call("POST", "/v1/tasks/named/rollback", json={"version": "stable"}).json()["loaded"] == 1
+    assert call("DELETE", f"{path}/tried").json()["aliases"] == {"stable": 1, "latest": 1}
+    for method, name, version, status in (
+        ("PUT", "latest", 1, 422), ("PUT", "A", 1, 422), ("PUT", "stable", 9, 404), ("PUT", "stable", "no-such", 404),
+        ("PUT", "stable", 0, 422), ("DELETE", "tried", None, 404),
+    ):  # fmt: skip
+        body = {} if version is None else {"json": {"version": version}}
+        assert call(method, f"{path}/{name}", **body).status_code == status, (method, name, version)
+    assert call("PUT", "/v1/tasks/no-such/aliases/stable", json={"version": 1}).status_code == 404
+    call("DELETE", "/v1/tasks/named")
+
+
 def test_a_rollback_that_fails_changes_nothing(
     call: Call, upload: Upload, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ def ask(call: Call, method: str, path: str, id: str) -> Any:
     body = BODIES.get(path)
     for part in NAMING:
         path = path.replace(part, id)
-    path = path.replace("{version}", "1")
+    path = path.replace("{version}", "1").replace("{alias}", "stable")
     how = {} if body is None or method != "POST" else {"json": body(id)}
     answer = call(method, path, **how)
     return answer.status_code, neutral(answer.text, id)

@@ -34,7 +34,9 @@ TaskId = Annotated[str, typer.Argument(metavar="ID", help="the task's id")]
 @app.command()
 def check(
     file: TaskFile,
-    backbone: Annotated[str | None, typer.Option(help="backbone it must fit: folder, package or hub id")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(envvar="JPETS_BACKBONE", help="backbone it must fit: folder, package or hub id")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a task file, and say what is in it. Exit code 1 where it cannot be served."""
@@ -194,17 +196,33 @@ def export(
 def rollback(
     context: typer.Context,
     id: TaskId,
-    version: Annotated[
-        int | None, typer.Option(min=1, max=MOST_VERSIONS, help="the version to serve; by default the one before")
-    ] = None,
+    version: Annotated[str | None, typer.Option(help="number or alias to serve; by default the version before")] = None,
     repository: RepositoryOption = None,
     tenant: OwnerOption = None,
     server: ServerOption = None,
 ) -> None:
     """Serve an earlier version of a task."""
     with open_store(context, repository, server, tenant) as store:
-        stored = store.rollback(id, version)
+        stored = store.rollback(id, None if version is None else _named(version))
     typer.echo(f"rolled {id} back to version {stored.version}")
+
+
+@app.command()
+def alias(
+    context: typer.Context,
+    id: TaskId,
+    name: Annotated[str, typer.Argument(help="name of a version, such as stable")],
+    version: Annotated[str, typer.Option(help="number, or another alias")] = "latest",
+    remove: Annotated[bool, typer.Option("--remove", help="take the name back")] = False,
+    repository: RepositoryOption = None,
+    tenant: OwnerOption = None,
+    server: ServerOption = None,
+) -> None:
+    """Name a version of a task, which is then kept however many come after it."""
+    with open_store(context, repository, server, tenant) as store:
+        found = store.alias(id, name, None if remove else _named(version))
+    named = found.aliases.get(name, version)  # a catalogue that is busy by then tells no aliases
+    typer.echo(f"{name} names no version of {id}" if remove else f"{name} is version {named} of {id}")
 
 
 @app.command()
@@ -221,6 +239,15 @@ def remove(
     typer.echo(f"removed {id}")
 
 
+def _named(version: str) -> int | str:
+    """A number, or an alias. Raises ``typer.BadParameter``."""
+    if not version.isdecimal():
+        return version
+    if len(version) > 10 or not 1 <= int(version) <= MOST_VERSIONS:
+        raise typer.BadParameter(f"--version: expected 1 to {MOST_VERSIONS}, or an alias")
+    return int(version)
+
+
 def _version(number: int | None) -> str:
     return "no version" if number is None else f"version {number}"
 
@@ -232,6 +259,7 @@ def _fields(task: TaskDetail) -> list[tuple[str, object]]:
         ("served", _version(task.served)),
         ("loaded", _version(task.loaded)),
         ("versions", ", ".join(map(str, task.versions))),
+        ("aliases", ", ".join(f"{name} {version}" for name, version in sorted(task.aliases.items())) or "none"),
         ("backbone", f"{task.backbone} {task.metadata.get('backbone', {}).get('fingerprint', '')}"),
         ("methods", task.methods or "none"),
         ("differs", _where(task.metadata)),

@@ -45,8 +45,12 @@ class RepositoryStore:
     def read(self, id: str) -> bytes:
         return self._repository.read(self._repository.get(id, self._tenant))
 
-    def rollback(self, id: str, version: int | None) -> TaskDetail:
+    def rollback(self, id: str, version: int | str | None) -> TaskDetail:
         return self._detail(self._repository.rollback(id, version, self._tenant))
+
+    def alias(self, id: str, name: str, version: int | str | None) -> TaskDetail:
+        self._repository.alias(id, name, version, self._tenant)
+        return self.get(id)
 
     def remove(self, id: str) -> None:
         self._repository.delete(id, self._tenant)
@@ -54,7 +58,8 @@ class RepositoryStore:
 
     def _detail(self, stored: StoredTask) -> TaskDetail:
         kept = self._repository.versions(stored.id, stored.tenant)
-        return TaskDetail.of(stored, kept=kept, loaded=stored.version if stored.served else None)
+        aliases = self._repository.aliases(stored.id, stored.tenant)
+        return TaskDetail.of(stored, kept=kept, aliases=aliases, loaded=stored.version if stored.served else None)
 
 
 @contextlib.contextmanager

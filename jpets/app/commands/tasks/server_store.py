@@ -52,8 +52,14 @@ class ServerStore:
     def read(self, id: str) -> bytes:
         return self._server.download(f"{_path(id)}/file")
 
-    def rollback(self, id: str, version: int | None) -> TaskDetail:
+    def rollback(self, id: str, version: int | str | None) -> TaskDetail:
         return self._server.ask(TaskDetail, "POST", f"{_path(id)}/rollback", {"version": version})
+
+    def alias(self, id: str, name: str, version: int | str | None) -> TaskDetail:
+        path = f"{_path(id)}/aliases/{quote(name, safe='')}"
+        if version is None:
+            return self._server.ask(TaskDetail, "DELETE", path)
+        return self._server.ask(TaskDetail, "PUT", path, {"version": version})
 
     def remove(self, id: str) -> None:
         self._server.delete(_path(id))

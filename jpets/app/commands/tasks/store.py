@@ -66,8 +66,12 @@ class TaskStore(Protocol):
         """The task file of the version that is served."""
         ...
 
-    def rollback(self, id: str, version: int | None) -> TaskDetail:
+    def rollback(self, id: str, version: int | str | None) -> TaskDetail:
         """Serves ``version``, by default the one before the served one."""
+        ...
+
+    def alias(self, id: str, name: str, version: int | str | None) -> TaskDetail:
+        """Points an alias at a version, given by number or alias; None: it is none any more."""
         ...
 
     def remove(self, id: str) -> None:
