@@ -8,9 +8,9 @@ from typing import Literal, get_args
 
 DEFAULT_TENANT = "default"
 """Owner of what is made without a key. Its tasks are shared with all tenants."""
-Scope = Literal["infer", "manage", "admin"]
-"""``infer``: queries. ``manage``: the tenant's tasks and jobs. ``admin``: keys, limits, backbones, domains and metrics,
-which are the whole server's."""
+Scope = Literal["infer", "manage", "metrics", "admin"]
+"""``infer``: queries. ``manage``: the tenant's tasks and jobs. ``metrics``: the figures of the whole server. ``admin``:
+those too, keys, limits, backbones and domains."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 MOST_PRIORITY = 100
 """Of a tenant; the least is this below zero."""

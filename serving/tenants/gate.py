@@ -71,8 +71,8 @@ def _check_site(headers: Mapping[bytes, bytes]) -> None:
         other = origin is not None and origin.lower().partition(b"://")[2] != headers.get(b"host", b"").lower()
     if other:
         raise Forbidden(
-            "this comes from a page of another site, which a server without keys does not take; make a key (jpets key "
-            "create), and have the page send it"
+            "this comes from a page of another site, which a server without keys does not take; serve that page and "
+            "jpets under one host and port, by a proxy"
         )
 
 

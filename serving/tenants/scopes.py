@@ -54,6 +54,8 @@ ROUTES: Mapping[Scope | None, str] = {
         DELETE /v1/tasks/{id}
         GET /v1/tasks/{id}/file
         POST /v1/tasks/{id}/rollback
+        PUT /v1/tasks/{id}/aliases/{alias}
+        DELETE /v1/tasks/{id}/aliases/{alias}
         GET /v1/jobs
         POST /v1/jobs
         POST /v1/jobs/extract
@@ -62,6 +64,9 @@ ROUTES: Mapping[Scope | None, str] = {
         GET /v1/jobs/{id}/log
         POST /v1/students
         POST /v2/repository/models/{model}/unload
+    """,
+    "metrics": """
+        GET /metrics
     """,
 }
 """Every other route is the whole server's, and needs ``admin``."""

@@ -32,7 +32,10 @@ def create(
     tenant: TenantOption = DEFAULT_TENANT,
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="infer: queries; manage: the tenant's tasks and jobs; admin: the whole server (repeatable)"),
+        typer.Option(
+            help="infer: queries; manage: the tenant's tasks and jobs; metrics: the server's figures; admin: the whole "
+            "server (repeatable)"
+        ),
     ] = None,
     default_task: Annotated[str | None, typer.Option(help="task of requests that name none")] = None,
     days: Annotated[float | None, typer.Option(help="days until it expires; never by default")] = None,
@@ -51,7 +54,7 @@ def create(
     if first:
         print_warning("this is the first key: from now on every request needs one")
         if "admin" not in scopes:
-            print_warning("no key is of scope admin, which /metrics and changes of keys by a server need")
+            print_warning("no key is of scope admin, which changes of keys by a server need")
     if as_json:
         print_json(made.model_dump())
     else:
