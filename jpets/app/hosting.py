@@ -33,7 +33,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.interface import Serves
 from jpets.engine.students.serving import StudentServing
-from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, Saturated, one_line
+from jpets.errors import Conflict, InvalidInput, InvalidTask, JpetsError, NotFound, Saturated, one_line
 from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, sync_tree, temporary_sibling
 from jpets.scratch import scratch_folder
 from jpets.students.depth import check_depths
@@ -290,12 +290,19 @@ def validator_of(backbone: Backbone) -> Any:
 
 
 def add_demo_tasks(repository: Repository) -> None:
-    """Adds the packaged tasks that the repository does not have yet."""
+    """Adds the packaged tasks that the repository does not have yet. Raises ``InvalidInput`` where its backbone is not
+    theirs."""
     for path in sorted(DEMO_TASKS.glob("*.safetensors")):
         try:
             repository.get(path.stem)
         except NotFound:
-            repository.put(path.stem, path)
+            try:
+                repository.put(path.stem, path)
+            except InvalidTask as error:
+                raise InvalidInput(
+                    f"--demo: its tasks are of {DEMO_BACKBONE}, and --backbone (JPETS_BACKBONE) names another one; "
+                    f"leave one of them out: {error.message}"
+                ) from error
 
 
 def _same_files(first: Path, second: Path) -> bool:

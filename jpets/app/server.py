@@ -231,10 +231,13 @@ class Start:
 
     def _announce(self) -> None:
         found, _ = self._service.repository.list(limit=1)
-        embeds = not found or found[0].metadata["head"]["type"] == "embedding"
-        path = "embeddings" if embeds else "classify"
+        head = found[0].metadata["head"]["type"] if found else "embedding"
+        if head == "fill-mask":  # its texts have a mask, which backbones write in several ways
+            found, head = [], "embedding"
+        path = "embeddings" if head == "embedding" else "classify"
         model = found[0].id if found else self._service.first.backbone.name
-        body = f'{{"model": "{model}", "input": "Your text here"}}'
+        text = '[["Your question?", "Your text here"]]' if head == "question-answering" else '"Your text here"'
+        body = f'{{"model": "{model}", "input": {text}}}'
         typer.echo(f"jpets is ready at {self._url} (API: {self._url}/docs)")
         if self._server.grpc_address is not None:
             typer.echo(f"  gRPC (Open Inference Protocol) at {self._server.grpc_address}")

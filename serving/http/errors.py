@@ -14,7 +14,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from jpets.errors import InvalidInput, JpetsError, Unparseable
+from jpets.errors import EngineFailure, InvalidInput, JpetsError, Unparseable
 from serving.http.logs import places
 
 log = logging.getLogger(__name__)
@@ -84,9 +84,13 @@ def error_response(
     path = str(scope["path"])
     if path == INFERENCE_PROTOCOL or path.startswith(INFERENCE_PROTOCOL + "/"):
         return JSONResponse({"error": message}, status, headers)
+    told = {"code": code, "message": message, "request_id": request_id_of(scope)}
+    return JSONResponse({"error": told}, status, headers)
+
+
+def request_id_of(scope: Mapping[str, object]) -> str:
     state = scope.get("state")
-    request_id = state.get("request_id", "") if isinstance(state, dict) else ""
-    return JSONResponse({"error": {"code": code, "message": message, "request_id": request_id}}, status, headers)
+    return str(state.get("request_id", "")) if isinstance(state, dict) else ""
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -108,6 +112,8 @@ def log_unexpected(error: BaseException, request_id: str) -> None:
 
 async def _jpets_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, JpetsError)
+    if error.status == EngineFailure.status:  # of this server: its operator looks for the number that a client names
+        log.warning("failed", extra={"code": error.code, "request_id": request_id_of(request.scope)})
     return error_response(request.scope, error.status, error.code, error.message, retry_headers(error))
 
 

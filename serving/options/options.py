@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
+from serving.http.settings import ServingSettings
 from serving.options.engine import EngineOptions, no_truth_value
 from serving.options.server import ServerOptions
 
@@ -28,6 +30,11 @@ class Options(EngineOptions, ServerOptions, frozen=True):
                 f"found {self.max_inputs}"
             )
         return self
+
+    def serving_settings(self) -> ServingSettings:
+        """No request may have more texts than may wait: it would never be taken."""
+        settings = super().serving_settings()
+        return dataclasses.replace(settings, max_inputs=min(self.max_inputs, self.max_queue))
 
 
 def read_options(given: Mapping[str, Any], config: Path | None = None) -> Options:

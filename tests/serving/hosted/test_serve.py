@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -26,7 +27,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from remote import Remote
 from server_process import ROOT, SMALL, start, url_of
 
-from jpets.app.hosting import make_engine
+from checkpoints.repository import Repository
+from jpets.app.hosting import add_demo_tasks, make_engine, validator_of
 from jpets.app.standard import standard_methods, standard_tasks
 from jpets.config import NAMED_BACKBONES, SizingRule
 from jpets.deltas import METHODS
@@ -194,7 +196,7 @@ def test_options_come_from_line_then_environment_then_file(tmp_path: Path, monke
     assert (options.backbone, options.max_queue, options.slots, options.port) == ("from-file", 5, 4, 3)
     assert (options.host, options.engine_settings().slots) == ("127.0.0.1", 4)
     assert options.engine_settings().response_cache_mb == 7
-    assert options.serving_settings() == ServingSettings()
+    assert options.serving_settings() == ServingSettings(max_inputs=5)
 
 
 def test_every_option_reaches_the_front(tmp_path: Path) -> None:
@@ -237,7 +239,16 @@ def test_options_that_would_do_harm_are_refused(given: dict[str, Any], told: str
 
 
 def test_few_may_wait_without_more_being_said() -> None:
-    assert read_options({"demo": True} | {"max_queue": 8}).max_inputs == 1024
+    options = read_options({"demo": True} | {"max_queue": 8})
+    assert options.max_inputs == 1024 and options.serving_settings().max_inputs == 8, "more would never be taken"
+
+
+def test_the_demo_on_another_backbone_is_refused(backbone: Any, tmp_path: Path) -> None:
+    with (
+        contextlib.closing(Repository.open(tmp_path, validator=validator_of(backbone))) as repository,
+        pytest.raises(InvalidInput, match=r"--demo: its tasks are of .*JPETS_BACKBONE"),
+    ):
+        add_demo_tasks(repository)
 
 
 @pytest.mark.parametrize(

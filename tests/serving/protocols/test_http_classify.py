@@ -97,6 +97,14 @@ def test_an_answer_is_of_the_second_text(call: Call) -> None:
     assert refused["error"]["code"] == "invalid_input"
 
 
+def test_a_failure_of_the_server_is_in_its_log(call: Call, caplog: pytest.LogCaptureFixture) -> None:
+    """By the number that its client got; what a client did wrong is not."""
+    failed = call("POST", PATH, json={"model": "broken", "input": "a"}).json()["error"]
+    assert call("POST", PATH, json={"model": "no-such", "input": "a"}).status_code == 404
+    (line,) = [record for record in caplog.records if record.name == "serving.http.errors"]
+    assert vars(line)["request_id"] == failed["request_id"] and vars(line)["code"] == failed["code"] == "not_finite"
+
+
 def test_mixed_request_fails_row_by_row(call: Call) -> None:
     inputs = [
         {"model": "topic", "text": "fine", "text_pair": "a pair"},

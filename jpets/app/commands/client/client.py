@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import ssl
 import threading
 import urllib.error
 import urllib.parse
@@ -109,6 +110,11 @@ class Server:
         except (OSError, http.client.HTTPException) as error:
             self._kept.drop()
             reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                raise NoAnswer(
+                    f"{self._url} has a certificate that is not trusted here ({reason.verify_message}); "
+                    "SSL_CERT_FILE names a file of trusted ones"
+                ) from error
             why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
             raise NoAnswer(
                 f"no answer from {self._url} ({why}); check --server, or start one: python -m jpets.serve --demo"
@@ -124,6 +130,8 @@ class Server:
         try:
             told = json.loads(content)["error"]
             code, message = str(told["code"]), str(told["message"])
+            if status == 500 and (number := told.get("request_id")):
+                message = f"{message} (request {number})"  # the server's log has it
         except (ValueError, RecursionError, KeyError, TypeError):
             return self.strange(f" (HTTP {status})")
         return next((kind for kind in _kinds(JpetsError) if kind.code == code), JpetsError)(message)

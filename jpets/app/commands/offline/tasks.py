@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,10 @@ from checkpoints.blobs import digest_of
 from checkpoints.task_file import read_bytes, read_task
 from checkpoints.versions import StoredTask
 from jpets.access import DEFAULT_TENANT
-from jpets.app.commands.tasks.repository_store import CATALOG, open_folder
+from jpets.app.commands.tasks.repository_store import CATALOG, open_folder, open_repository
 from jpets.errors import InvalidInput, JpetsError, NotFound
 from jpets.types import Task
+from serving.options.sources import PREFIX
 
 PATTERN = "*.safetensors"
 
@@ -48,8 +50,9 @@ def load_tasks(place: Path, backbone: Backbone, tenant: str | None = None) -> Ta
 
 def _files(place: Path, fingerprint: str, tenant: str | None) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """(id, what reads the task file), by id."""
-    if (place / CATALOG).is_file():
-        with open_folder(place) as repository:
+    elsewhere = place.is_dir() and not any(place.glob(PATTERN)) and os.environ.get(PREFIX + "CATALOGUE")
+    if (place / CATALOG).is_file() or elsewhere:
+        with open_folder(place) if (place / CATALOG).is_file() else open_repository(place) as repository:
             if tenant is not None and tenant not in (DEFAULT_TENANT, *repository.tenants()):
                 raise NotFound(f"tenant {tenant!r} has no tasks in {place}")
             found: dict[str, StoredTask] = {}
