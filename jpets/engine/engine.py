@@ -32,7 +32,7 @@ from jpets.engine.residency.loading import LoadedTask
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.errors import SHUTTING_DOWN, InvalidInput, Saturated, UnknownClass
+from jpets.errors import SHUTTING_DOWN, InvalidInput, JpetsError, Saturated, UnknownClass
 from jpets.free_memory import return_free_memory
 from jpets.repeated import Repeated
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
@@ -263,6 +263,10 @@ class Engine(Serves):
         programs = self.replica.programs
         self.costs.follow_up(programs)
         self._remembered.write(programs, self.core)
+
+    def refuse_waiting(self, error: JpetsError) -> None:
+        """Answers all queries that wait, and run in no batch yet, with ``error``."""
+        self._answers.fail(self.pending.drain(), error)
 
     def close(self) -> None:
         self._ready = False

@@ -86,10 +86,10 @@ class LiveProfile:
 
     def ran(self, tokens: HeavyTokens, program: Program, seconds: float) -> None:
         """Learns from the time of a batch. One thread at a time."""
-        state = self._now()
         run = program.key.bucket.run(program.key.variant.run)
-        parts = {str(key): part for key, part in state.deltas.parts(tokens, run).items()}
-        with self._lock:
+        with self._lock:  # figures that are measured meanwhile must not be lost
+            state = self._current()
+            parts = {str(key): part for key, part in state.deltas.parts(tokens, run).items()}
             if parts:
                 self._correction.heavy(program.seconds, parts, seconds)
             elif (measured := self._costs.timed(program.key)) is not None:
@@ -116,11 +116,19 @@ class LiveProfile:
 
     def _now(self) -> _State:
         state = self._state
-        if state.family is self._replica.family and state.version == self._costs.version:
+        if self._holds(state):
             return state
         with self._lock:
+            return self._current()
+
+    def _current(self) -> _State:
+        """For holders of the lock."""
+        if not self._holds(self._state):
             self._state = self._composed()
-            return self._state
+        return self._state
+
+    def _holds(self, state: _State) -> bool:
+        return state.family is self._replica.family and state.version == self._costs.version
 
     def _composed(self) -> _State:
         family, version = self._replica.family, self._costs.version

@@ -14,6 +14,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.group.apart import apart
 from jpets.engine.group.homes import Homes
 from jpets.engine.group.mover import Mover
+from jpets.errors import Saturated
 from jpets.scheduling.balancing.rebalance import rebalance, work
 from jpets.scheduling.balancing.room import Room
 from jpets.scheduling.balancing.rounds import AdaptiveInterval, Allowance, Window
@@ -28,6 +29,7 @@ HALF_LIFE = 5.0
 """Seconds after which a call counts half."""
 LOST_SECONDS = 1.0
 """Seconds that a device does not work until others get its tasks: one that only paused keeps them."""
+LOST = "the device of this query's task does not work; send it again: others take over its tasks"
 PER_COPY = 0.25
 """A task keeps a copy while each of its copies has more work than this part of a device's fair share."""
 
@@ -102,13 +104,16 @@ class Balancer:
                 log.exception("devices could not be balanced")
 
     def _rescue(self, now: float) -> None:
-        """Tasks of devices that do not work go to others."""
+        """Tasks of devices that do not work go to others, and what waits there is told so: no thread of a device that
+        hangs would answer it."""
         down = [device for device, member in enumerate(self._members) if not member.live]
         self._lost = {device: self._lost.get(device, now) for device in down}
         lost = [device for device, since in self._lost.items() if now - since >= LOST_SECONDS]
         counts = self._homes.counts()
         if any(counts[device] for device in lost):
             self._mover.rescue(lost)
+        for device in lost if len(lost) < len(self._members) else ():
+            self._members[device].refuse_waiting(Saturated(LOST))
 
     def round(self, seconds: float) -> None:
         """Takes the calls of the last ``seconds``, weighs older ones less, and moves tasks between devices that

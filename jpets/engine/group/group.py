@@ -127,7 +127,7 @@ class EngineGroup(Serves):
         with self._readers.reading():
             futures = submit_parts(queries, self._routed(queries, tenant), send)
         if self.balancer.watches:
-            asked = (q.task_name(tenant) for q, own in zip(queries, futures, strict=True) if not _was_kept(own))
+            asked = (q.task_name(tenant) for q, own in zip(queries, futures, strict=True) if not _took_nothing(own))
             self.homes.called(Counter(name for name in asked if name is not None))
         return futures
 
@@ -324,12 +324,12 @@ class EngineGroup(Serves):
         return home.devices if home is not None else ()
 
 
-def _was_kept(answer: Future[Result]) -> bool:
-    """Whether an answer came from the response cache: that is no work of a device."""
+def _took_nothing(answer: Future[Result]) -> bool:
+    """Whether a query was answered without work of a device: from the response cache, or as it is wrong."""
     if not answer.done() or answer.cancelled() or answer.exception() is not None:
         return False
-    timing = answer.result().timing
-    return timing is not None and timing.cached
+    found = answer.result()
+    return found.error is not None or (found.timing is not None and found.timing.cached)
 
 
 def _start(member: Engine, progress: Progress = lambda what, done, total: None) -> None:

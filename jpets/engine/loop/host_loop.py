@@ -48,7 +48,10 @@ def _as_failure(error: Exception) -> JpetsError:
 
 
 class HostLoop:
-    """Runs one replica. ``want`` is told of programs that batches miss, and of the seconds lost."""
+    """Runs one replica. ``want`` is told of programs that batches miss, and of the seconds lost.
+
+    It has more than 20 methods, as each step of its two threads is one.
+    """
 
     def __init__(
         self,
@@ -79,6 +82,8 @@ class HostLoop:
         """Parts of batches that failed as a whole."""
         self._ended = False
         self._progress = time.monotonic()
+        self._applied_since = 0.0
+        """Since when staged work is done that has not ended yet; 0 while none is."""
         self._lost = 0
         """Batches in a row that the device failed."""
         self._trigger = Trigger(planner, pending, replica.staging, settings)
@@ -115,9 +120,11 @@ class HostLoop:
         ``LOST`` batches in a row."""
         if not self.runs:
             return False
-        if not (self.busy or self._pending.ready):
+        if self.busy or self._pending.ready:
+            # There is no progress while there is nothing to do, nor while a batch waits for more queries.
+            since = max(self._progress, self._pending.ready_since, self._trigger.until)
+        elif (since := self._applied_since) == 0.0:
             return True
-        since = max(self._progress, self._pending.ready_since)  # there is no progress while there is nothing to do
         return time.monotonic() - since < self._settings.stall_seconds
 
     @property
@@ -140,7 +147,7 @@ class HostLoop:
                 while not (self._pending.ready or self._replica.staging.waiting or self._again or self._pending.closed):
                     self._pending.changed.wait()
                     self._progress = time.monotonic()
-            self._replica.staging.apply()
+            self._apply()
             while self._again:
                 self._run_again(self._again.popleft())
             if self._pending.closed:
@@ -150,6 +157,14 @@ class HostLoop:
                 return
             if self._pending.ready:
                 self._step()
+
+    def _apply(self) -> None:
+        """Does the staged work."""
+        self._applied_since = time.monotonic()
+        try:
+            self._replica.staging.apply()
+        finally:
+            self._applied_since = 0.0
 
     def _end(self) -> None:
         """From now on nothing runs again; work that was staged since the last batch is told so."""
@@ -207,7 +222,7 @@ class HostLoop:
             self._planner.serving(plan)
             for hook in list(self.hooks):
                 hook(taken)
-            self._replica.staging.apply()
+            self._apply()
             started = self._start(plan)
         except Exception as error:  # one bad batch must not take the server down
             log.exception("a batch did not start")

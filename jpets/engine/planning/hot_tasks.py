@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, itemgetter
@@ -21,6 +22,8 @@ from jpets.scheduling.policies.hot import worth_taking_out
 
 MOST_APART = 4
 """Most tasks with low-rank deltas that leave a batch at a time."""
+MOST_DEAR = 32
+"""Most tasks with heavy deltas of a batch of which it is found out what a copy would save."""
 GOOD_PART = 1 / 8
 """Part of a batch's tokens that such a task must have to leave: a batch of its own costs more than their deltas."""
 
@@ -64,7 +67,8 @@ class HotTasks:
                 rows.setdefault(owner, []).append(pending.row)
         seconds = {owner: self._predictions.certainly_added(own) for owner, own in rows.items()}
         lengths, copies = [pending.row.length for pending in batch], self._merged.copies
-        would_save = worth_taking_out(owners, lengths, seconds, light, shapes)
+        dearest = dict(heapq.nlargest(MOST_DEAR, seconds.items(), key=itemgetter(1)))  # each is looked at by itself
+        would_save = worth_taking_out(owners, lengths, dearest, light, shapes)
         held = {owner: cost for owner, cost in seconds.items() if owner in copies}
         apart = worth_taking_out(owners, lengths, held, light, shapes)
         mine = first.resident if first.resident in apart else None

@@ -58,7 +58,7 @@ class Planner:
         self.ready = ReadyPrograms(replica, costs.pace)
         self._predictions = Predictions(costs, profile)
         self._placer = Placer(replica, self._predictions, menu, compiling)
-        self._flood = FloodGuard(self.ready, settings.flood_stretch, settings.max_batch_rows)
+        self._flood = FloodGuard(self.ready, self._predictions, settings.flood_stretch, settings.max_batch_rows)
         self._pricing = Pricing(lambda: profile.current, settings.max_batch_rows)
         self._policy = named_policy(settings)
         self._wishes = (
@@ -93,7 +93,7 @@ class Planner:
             return steady_plan(waiting, self._takers(rare=rare), self._predictions.seconds)
         if (contended := self._flood.batch(waiting, rare=rare)) is not None:
             self._kept.forget()
-            return self.place(contended)
+            return self.place(contended) if self._hot is None else self._hot.plan(contended, contended[0], rare=rare)
         if self._trunks is not None:
             if (plan := self._trunks.plan(waiting)) is not None:
                 return plan

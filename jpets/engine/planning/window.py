@@ -17,6 +17,8 @@ from jpets.scheduling.costs.ready_lookup import ReadyCosts, ReadyShapes
 from jpets.scheduling.queue import BARE, Queue
 
 MOST_KEPT = 64
+MOST_BYTES = 128 << 20
+"""Of all tables that are kept: with hundreds of rows in a batch, those of a window of many kinds take megabytes."""
 
 
 class Window(NamedTuple):
@@ -62,7 +64,8 @@ class Pricing:
     def made(self, sorts: frozenset[Sort], shapes: ReadyShapes) -> ReadyCosts:
         """Costs that are not kept."""
         profile = self._profile()
-        if profile is not self._known or len(self._tables) >= MOST_KEPT:
+        full = len(self._tables) >= MOST_KEPT or sum(own.held_bytes for own in self._tables.values()) > MOST_BYTES
+        if profile is not self._known or full:
             self._known = profile
             self._tables.clear()
             self._costs.clear()

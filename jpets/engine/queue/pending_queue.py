@@ -168,6 +168,11 @@ class PendingQueue:
         with self.changed:
             return self._remove([pending for pending in items if pending.number in self._waiting])
 
+    def drain(self) -> list[Pending]:
+        """Takes out all that waits now, for the caller to answer."""
+        with self.changed:
+            return self._remove(list(self._waiting.values()))
+
     def close(self) -> list[Pending]:
         """Refuses queries from now on; returns those still waiting."""
         with self.changed:

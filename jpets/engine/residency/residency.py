@@ -187,12 +187,12 @@ class Residency:
                 self._delivery.stage(batch)
 
     def _should_look(self) -> bool:
-        if not self._pending.cold:
-            return False
         deadline = self._pending.earliest_deadline()
         now = time.monotonic()
-        if deadline is not None and deadline <= now:
+        if deadline is not None and deadline <= now:  # also of a query that the owner of a hanging device cannot answer
             return True
+        if not self._pending.cold:
+            return False
         if self._starved and now - self._looked >= STARVING and self._may_bring():
             return True
         return (self._look or self._delivery.look_again) and self._may_bring()
@@ -206,15 +206,13 @@ class Residency:
 
     def _patience(self) -> float | None:
         """Seconds until there is work without a wake-up: a query is late or starves, or the device is idle."""
+        deadline = self._pending.earliest_deadline()
+        late = None if deadline is None else min(LONGEST_WAIT, max(0.0, deadline - time.monotonic()))
         if not self._pending.cold:
-            return None
+            return late
         if not self._prefetch:
             return POLL
-        deadline = self._pending.earliest_deadline()
-        waits = [LONGEST_WAIT, *([STARVING] if self._starved else [])]
-        if deadline is not None:
-            waits.append(max(0.0, deadline - time.monotonic()))
-        return min(waits)
+        return min([LONGEST_WAIT, *([STARVING] if self._starved else []), *([] if late is None else [late])])
 
     def _bring(self) -> None:
         """Stages the writes of the most urgent tasks that are not on their way, as far as slots are free."""

@@ -38,6 +38,11 @@ class DeltaTables:
         self._heavy_names = [[name for name in kind if name in profile.heavy] for kind in self._kinds]
         self._by_run: dict[int, Floats] = {}
 
+    @property
+    def held_bytes(self) -> int:
+        """Of the tables that were wanted so far."""
+        return sum(own.nbytes for own in (*vars(self).values(), *self._by_run.values()) if isinstance(own, np.ndarray))
+
     @functools.cached_property
     def heavy(self) -> Bools:
         """Whether a kind has heavy deltas [kinds + 1]."""

@@ -226,6 +226,31 @@ def test_a_folder_that_cannot_be_written_costs_only_the_next_start(tmp_path: Pat
     assert kept.update(lambda stored: stored or Figures()) is None
 
 
+def test_figures_that_come_while_a_batch_is_learnt_from_stay(
+    tmp_path: Path, known_costs: Mapping[str, Callable[..., None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LiveProfile, "ran", known_costs["ran"])
+    mask = class_of("mask")
+    profile = profile_of(replica_of(mask), tmp_path)
+    lock, came = profile._lock, list[bool]()
+
+    class Meanwhile:
+        def __enter__(self) -> None:
+            if not came:
+                came.append(True)
+                profile.add(figures(str(mask), seconds=0.1))
+            lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            lock.release()
+
+    program = Program(ProgramKey(Bucket(64, ((4, 16),)), make_variant({mask: 8})), mock.Mock())
+    program.seconds = 1e-4
+    profile._lock = Meanwhile()  # type: ignore[assignment]
+    profile.ran(used(mask), program, 0.1)
+    assert profile.measured == {str(mask)} and profile.seconds(used(mask)) == pytest.approx(0.1, rel=0.1)
+
+
 def simulate(correction: Correction, truth: dict[str, float], slow: float, batches: int, seed: int = 0) -> None:
     """Batches of two heavy classes and light ones, on a machine that is ``slow`` times slower, with noise. Each
     program's own time follows its batches, as in ``CostTable``."""

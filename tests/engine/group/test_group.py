@@ -342,6 +342,35 @@ def test_tasks_of_a_lost_device_are_served_by_others(make: Make, monkeypatch: py
     assert not own.homes.at(lost) and own.mover.counts["failed"] == before.get("failed", 0)
 
 
+def test_what_waits_for_a_device_that_hangs_is_answered(make: Make) -> None:
+    own = make(devices=2)
+    lost = own.devices_of(TASKS[0].id)[0]
+    member, hang = own._members[lost], threading.Event()
+    member.replica.staging.stage(lambda: hang.wait(60))
+    try:
+        wait_until(lambda: member._loop._applied_since > 0)
+        futures = own.submit([query(0), query(0)])
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(member._liveness, "parts", [lambda: False])  # as once ``stall_seconds`` have passed
+            results = [future.result(60) for future in futures]
+            assert [type(result.error) for result in results] == [Saturated, Saturated]
+            check(own.infer([query(0)]), [0])
+    finally:
+        hang.set()
+
+
+def test_a_hanging_device_is_not_live_while_nothing_waits(make: Make) -> None:
+    own = make(devices=2)
+    member, hang = own._members[0], threading.Event()
+    member._loop._settings = dataclasses.replace(SETTINGS, stall_seconds=0.2)
+    member.replica.staging.stage(lambda: hang.wait(60))
+    try:
+        wait_until(lambda: not member.live)
+    finally:
+        hang.set()
+    wait_until(lambda: member.live)
+
+
 def test_where_all_devices_are_lost_tasks_stay(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     own = make(devices=2)
     before = [own.devices_of(task.id) for task in TASKS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, wait
 
@@ -187,6 +188,22 @@ def test_fixed_batches_and_the_lazy_trigger(tmp_path: object) -> None:
         assert not wait(first, timeout=0.05).done
         both = [future.result(60) for future in (*first, *second)]
         assert [result.error for result in both] == [None, None] and own.stats.batches == 4, "they ran together"
+
+
+def test_what_a_lazy_server_starts_with_does_not_wait_again(tmp_path: object) -> None:
+    """The scheduler starts once there are enough: that some batches take is no reason for the others to wait. And to
+    wait is no sign of a device that hangs."""
+    settings = dataclasses.replace(
+        ENGINE_SETTINGS, policy="fixed", fixed_batch=3, trigger="lazy", lazy_wait=300.0, lazy_size=6,
+        latency_target=1000.0, stall_seconds=0.1,
+    )  # fmt: skip
+    with Engine(shallow(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
+        own.start()
+        assert not wait(own.submit([Query(None, TEXT)] * 6), 60).not_done
+        (alone,) = own.submit([Query(None, TEXT)])
+        wait_until(lambda: own._loop._trigger.until > time.monotonic())
+        assert not wait([alone], timeout=0.5).done and own.live
+        alone.cancel()
 
 
 def test_a_lazy_server_does_not_wait_past_a_deadline(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
