@@ -9,21 +9,26 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from beartype import beartype
 from jaxtyping import AbstractArray
+
+try:
+    from beartype import beartype
+except ModuleNotFoundError:  # a bare checkout beside a device: nothing is checked
+    beartype = None  # type: ignore[assignment]
 
 PACKAGES = ("jpets.deltas", "jpets.model", "jpets.students", "jpets.training", "pallas_kernels")
 """Those whose functions take and give arrays."""
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which raises where an array that it takes or gives is not of the annotated shape and kind.
+    """``function``, which raises where an array that it takes or gives is not of the annotated shape and kind, if
+    beartype is there to check it.
 
     The rest is left to mypy. What fields of dataclasses are made of is not looked at: JAX builds those that it knows of
     anything, of placeholders, abstract shapes and axes too.
     """
     function.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if _has_shape(hint)}
-    if not function.__annotations__:
+    if not function.__annotations__ or beartype is None:
         return function
     check: Callable[..., Any] = beartype(function)
     if function.__name__ != "__init__":

@@ -17,7 +17,6 @@ import numpy as np
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import canonical_shapes, from_params
-from checkpoints.source import load_backbone
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.deltas import METHODS, in_merge_order, task_lead
 from jpets.deltas.adapter import adapter_placement
@@ -59,6 +58,8 @@ ENGINE_SETTINGS = EngineSettings(dtype="float32", max_length=64, max_batch_rows=
 
 @functools.cache
 def tiny(name: str = "tiny-bert") -> Backbone:
+    from checkpoints.source import load_backbone  # with packages that tests of kernels do without
+
     return load_backbone(FIXTURES / name)
 
 

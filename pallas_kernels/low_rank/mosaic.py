@@ -94,7 +94,7 @@ def low_rank_mosaic(
         down, up = (jnp.pad(each, fill) for each, fill in zip(own, _fills(missing), strict=True))
         slots, layer = jnp.arange(groups, dtype=slots.dtype), 0
     columns = next(n for n in COLUMNS if outputs % n == 0)
-    block = _Block(rows, columns, stride, layer, tiles.stages, activation, bool(interpret))
+    block = _Block(rows, columns, stride, tiles.stages, activation, bool(interpret))
     kernel = pl.kernel(
         block.body,
         out_type=jax.ShapeDtypeStruct((len(x), outputs), jnp.float32),
@@ -103,7 +103,8 @@ def low_rank_mosaic(
         interpret=interpret,
         name="low_rank",
     )
-    found = kernel(slots, x, down, first_bias, up, last_bias)
+    place = jnp.full(1, layer, jnp.int32)  # an operand: one kernel for all layers is compiled once
+    found = kernel(slots, place, x, down, first_bias, up, last_bias)
     return found[: groups * stride].reshape(groups, stride, outputs)[:, :length]
 
 
@@ -119,20 +120,19 @@ class _Block(NamedTuple):
     rows: int
     columns: int
     stride: int
-    layer: int
     stages: int
     activation: str
     interpreted: bool
 
-    def body(self, slots: Any, x: Any, down: Any, down_bias: Any, up: Any, up_bias: Any, y: Any) -> None:
+    def body(self, slots: Any, layer: Any, x: Any, down: Any, down_bias: Any, up: Any, up_bias: Any, y: Any) -> None:
         group, tile = jax.lax.axis_index("group"), jax.lax.axis_index("tile")
         begin, past = group * self.stride + tile * self.rows, (group + 1) * self.stride
         at = pl.multiple_of(jnp.minimum(begin, x.shape[0] - self.rows), ALIGNMENT)
         window, slot = pl.ds(at, self.rows), slots[group]
-        hidden = self._shrink(x.at[window], down.at[slot, self.layer])
+        hidden = self._shrink(x.at[window], down.at[slot, layer[0]])
         hidden = ON_CHIP[self.activation](hidden + self._rows_of(down_bias.at[group], hidden.shape[1]))
         count = jnp.minimum(begin + self.rows, past) - begin
-        self._expand(hidden, up.at[slot, self.layer], up_bias.at[group], y.at[window], begin - at, count)
+        self._expand(hidden, up.at[slot, layer[0]], up_bias.at[group], y.at[window], begin - at, count)
 
     def _shrink(self, x: Any, down: Any) -> Float[Array, "rows r"]:
         rank = down.shape[1]

@@ -126,7 +126,7 @@ def _launch(
     rows = take_runs(x, runs, length)
     if interpret:
         rows = rows.swapaxes(1, 2)
-    block = _Block(tokens, layer, min(tiles.stages, _most_stages(tokens)), weights, bool(interpret))
+    block = _Block(tokens, min(tiles.stages, _most_stages(tokens)), weights, bool(interpret))
     kernel = pl.kernel(
         block.body,
         out_type=jax.ShapeDtypeStruct(
@@ -142,7 +142,8 @@ def _launch(
         interpret=interpret,
         name=name,
     )
-    found = kernel(runs.used[None], runs.slots, runs.lengths, rows, bits, *(() if w is None else (w,)))
+    place = jnp.full(1, layer, jnp.int32)  # an operand: one kernel for all layers is compiled once
+    found = kernel(runs.used[None], runs.slots, runs.lengths, place, rows, bits, *(() if w is None else (w,)))
     # From blocks of all planes to planes: pieces of 128 bytes, gathered where the tokens gather their rows.
     natural = found.reshape(capacity, length, plane // BYTES, PLANES, BYTES).swapaxes(2, 3)
     return natural.reshape(capacity, length, PLANES * plane)[:, :size]
@@ -160,12 +161,11 @@ class _Block(NamedTuple):
     """What one block of the grid does."""
 
     tokens: int
-    layer: int
     stages: int
     weights: Callable[..., Array]
     interpreted: bool
 
-    def body(self, used: Any, slots: Any, lengths: Any, x: Any, bits: Any, *rest: Any) -> None:
+    def body(self, used: Any, slots: Any, lengths: Any, layer: Any, x: Any, bits: Any, *rest: Any) -> None:
         """``rest``: the shared weight if there is one, and the result."""
         *w, y = rest
         run, tile, byte = (jax.lax.axis_index(name) for name in ("run", "tile", "byte"))
@@ -175,7 +175,7 @@ class _Block(NamedTuple):
             here = pl.ds(pl.multiple_of(byte * BYTES, BYTES), BYTES)
             window = pl.ds(pl.multiple_of(tile * self.tokens, ALIGNMENT), self.tokens)
             rows = x.at[run, :, window] if self.interpreted else x.at[run, window]
-            sources = [rows, bits.at[slots[run], self.layer, :, here], *(each.at[:, :, here] for each in w)]
+            sources = [rows, bits.at[slots[run], layer[0], :, here], *(each.at[:, :, here] for each in w)]
 
             def scope(selected: Any, staged: Any) -> None:
                 self._pipeline(bits.shape[2] // DEPTH, len(w), y.at[run, window, byte], selected, staged)(*sources)

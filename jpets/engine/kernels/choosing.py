@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 AUTO = "auto"
 CODE = "jpets.engine.kernels.operators"
 """The module that names all candidates: what it imports decides what they compute, and how fast."""
+MOSAIC = "pallas_kernels.hopper"
 _tried: set[pathlib.Path] = set()
 """Files of choices for which this process had its trials: several engines of a process share the time for them."""
 
@@ -143,14 +145,18 @@ def forced(usual: Operators, name: str, table: Table, device: Device, together: 
         reasons = {f"it cannot be divided among {together} devices that compute each batch together"}
     if "" not in reasons:
         raise InvalidInput(f"--kernels: {name} cannot run here: it {'; it '.join(sorted(reasons))}")
-    fitting = (operator for operator, candidate in have.items() if not candidate.gate.refuses(device))
+    fitting = [operator for operator, candidate in have.items() if not candidate.gate.refuses(device)]
+    if any(have[operator].gate.capability for operator in fitting):
+        importlib.import_module(MOSAIC)  # names a library that a stored program needs when it is loaded
     return usual.replaced(**dict.fromkeys(fitting, name))
 
 
 def file_name(family: Family, device: Device, own: jax.Device) -> str:
-    """Of the file that keeps a choice: a readable part, and a digest of all that figures depend on."""
+    """Of the file that keeps a choice: a readable part, and a digest of all that figures depend on. Backbones of
+    other depths share it, as calls are those of a layer."""
+    config = {name: value for name, value in family.config.to_dict().items() if name not in ("layers", "vocab_size")}
     parts = [
-        json.dumps([family.network.kind, family.config.to_dict()]),
+        json.dumps([family.network.kind, config]),
         family.dtype,
         str(device),
         own.client.platform_version,

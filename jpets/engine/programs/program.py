@@ -35,8 +35,10 @@ from jpets.engine.programs.network import BankArrays, Link, Network, Outputs, Pa
 
 log = logging.getLogger(__name__)
 
-HOST_BYTES_PER_STORED_BYTE = 27
+HOST_BYTES_PER_STORED_BYTE = {"cpu": 27}
 """Host memory of a loaded program, as a multiple of its file's size (MiniLM on a CPU: 24 to 26)."""
+ELSEWHERE = 3
+"""The same where a file holds machine code of a device, which lies in the device's memory; assumed, not measured."""
 WHOLE_GAIN = 0.1
 """Share of its time that a program gains as one function: MiniLM's on two cores gain 2 to 18 %."""
 STATE = 2
@@ -172,7 +174,7 @@ class Program:
     @property
     def host_bytes(self) -> int:
         """Estimated host memory: XLA does not tell what it takes."""
-        return self.stored_bytes * HOST_BYTES_PER_STORED_BYTE
+        return self.stored_bytes * HOST_BYTES_PER_STORED_BYTE.get(jax.default_backend(), ELSEWHERE)
 
     def arguments(self, inputs: Mapping[str, TokenInput]) -> BatchArguments:
         """Those of its batches; ``inputs`` are always the same."""

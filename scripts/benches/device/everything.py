@@ -1,7 +1,9 @@
 """Every benchmark and kernel test that needs a device, one process each, within a time limit.
 
 Results are kept under ``docs/results/<device>/`` by name; what is there is not run again, so a second call goes on
-where the first one ended. Runs from a bare checkout (``scripts/bench_gpu``), on a CPU with smaller shapes.
+where the first one ended. What was stopped for lack of time comes last from then on. Runs from a bare checkout
+(``scripts/bench_gpu``), on a CPU with smaller shapes. Where ``OUT`` names a folder, as on machines of which only that
+comes back, all results and logs are there too after each step, as ``results.tar.gz``.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,6 +35,8 @@ ON_GPU = {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Variables of tests there: by default they run on the CPU, and each process would take most of the memory."""
 RAN = (0, 1)
 """What pytest returns where all tests ran, whether some failed or not."""
+STOPPED = ".stopped"
+"""Beside a result's name: what had no end in the time that was left."""
 SHOWN = ("qps", "tasks", "new_mb", "backbone_of_dense", "loops", "shared_scatters", "reference_ratio", "ratio")
 FIND_DEVICE = "import jax; d = jax.local_devices()[0]; print(d.platform, d.device_kind)"
 """In a process of its own: one that holds a GPU leaves no memory for others."""
@@ -71,7 +76,7 @@ GPU = (
     Measurement("runtimes-bert-base", ("runtimes", "--warm-up", "20")),
     Measurement("paging-bert-base", ("paging", "--backbone", "bert-base", "--tasks", "1500", "--slots", "127")),
     Measurement("layerwise-bert-base", ("layerwise",)),
-    Measurement("students-minilm", ("students", "--warm-up", "60", "--rounds", "5", "--day", "30")),
+    Measurement("students-minilm", ("students", "--warm-up", "30", "--rounds", "5", "--day", "30", "--idle", "10")),
     Measurement("hierarchical-bert-base", ("hierarchical",)),
     Measurement(
         "batching-bert-base",
@@ -110,14 +115,16 @@ def run(step: Measurement, result: pathlib.Path, seconds: float, platform: str) 
     failed, their log stays beside it."""
     env = os.environ | (ON_GPU if step.tests and platform != "cpu" else {})
     start = time.monotonic()
-    log = result.with_suffix(".log")
+    log, stopped = result.with_suffix(".log"), result.with_suffix(STOPPED)
     with log.open("w") as output:
         try:
             done = subprocess.run(
                 command(step, result), cwd=ROOT, stdout=output, stderr=output, timeout=seconds, env=env
             )
         except subprocess.TimeoutExpired:
+            stopped.touch()
             return f"stopped after {seconds:.0f} s, see {log.name}"
+    stopped.unlink(missing_ok=True)
     took = f"{time.monotonic() - start:.0f} s"
     if step.tests and done.returncode in RAN:
         summary = log.read_text().strip().splitlines()[-1]
@@ -141,6 +148,12 @@ def shown(result: pathlib.Path) -> str:
     return "; ".join(parts)
 
 
+def bring_back(folder: pathlib.Path) -> None:
+    """One file of all results so far: the next step may end the machine."""
+    if place := os.environ.get("OUT"):
+        shutil.make_archive(str(pathlib.Path(place) / "results"), "gztar", folder)
+
+
 def main(
     only: Annotated[list[str] | None, typer.Option(help="run these alone, also if their result is there")] = None,
     minutes: Annotated[float, typer.Option(help="time for everything")] = 9.0,
@@ -158,7 +171,7 @@ def main(
     if CHOICES not in os.environ:
         os.environ[CHOICES] = tempfile.mkdtemp(prefix="jpets-choices-")
     table = Table("benchmark", "ran", "figures", title=name)
-    for step in steps:
+    for step in sorted(steps, key=lambda step: (folder / f"{step.name}{STOPPED}").exists()):
         result = folder / f"{step.name}.json"
         if (only and step.name not in only) or (not only and result.exists()):
             state = "kept" if result.exists() else "not asked for"
@@ -167,6 +180,7 @@ def main(
         else:
             console.log(step.name)
             state = run(step, result, left, platform)
+            bring_back(folder)
         table.add_row(step.name, state, shown(result) if result.exists() else "")
     console.print(table)
 

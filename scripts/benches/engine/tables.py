@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -22,6 +23,7 @@ from benches.shared import (
     answers,
     console,
     draw_lengths,
+    engine_cache,
     interleave,
     named_backbone,
     paired_ratio,
@@ -180,7 +182,7 @@ def hierarchical(
     chosen = methods.split(",")
     whole = random_backbone(backbone)
     alone = RandomBackbone(f"{backbone}-upper", upper, jax.tree.map(np.asarray, random_params(upper)))
-    with tempfile.TemporaryDirectory(prefix="jpets-tables-") as folder:
+    with tempfile.TemporaryDirectory(prefix="jpets-tables-") as folder, contextlib.ExitStack() as caches:
         tables = write_random_tables(
             pathlib.Path(folder), grams, config.vocab_size, config.hidden_size, window, entries
         )
@@ -216,7 +218,7 @@ def hierarchical(
                         )
                         for task in made
                     ]
-                cache = pathlib.Path(folder) / f"cache-{name}"
+                cache = caches.enter_context(engine_cache())
                 place = dataclasses.replace(settings, tables="staged" if name == "staged" else "auto")
                 engines[name] = Engine(own, made, place, cache_dir=cache, buckets=[bucket]).start()
                 owners = [made[i // per_task_batch % tasks] for i in range(len(ids))]

@@ -7,7 +7,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import pathlib
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from benches.shared import (
     answers,
     console,
     draw_lengths,
+    engine_cache,
     interleave,
     named_backbone,
     paired_ratio,
@@ -45,8 +45,6 @@ ALONE = 48
 """Texts of a round that come one by one."""
 FEW, EACH_FEW = (2, 3, 5, 8), 8
 """Texts that come at once, as under a moderate load, and how often so many do before anything is timed."""
-IDLE = 120.0
-"""Most seconds with nothing to do between that traffic and what is timed."""
 FEW_MISS = 0.05
 """Share of the batches that may miss their programs when timing begins."""
 ALIKE = 3
@@ -81,13 +79,14 @@ def started(
     queries: Sequence[Sequence[Query]],
     cache: Any,
     seconds: float,
+    idle: float,
     merged_gb: float = 0.0,
     traffic: Callable[[StudentServing], None] = lambda serving: None,
 ) -> Iterator[tuple[StudentServing, Mapping[str, float]]]:
     """Whole groups as they are served, after traffic like this until hardly a batch of it misses its program and the
-    same students have merged weights for a while, or for so many seconds, then other ``traffic``, and after a while
-    with nothing to do, in which programs become one function. Then nothing is compiled any more, as it would take cores
-    from the other systems. Yields the server, and what became of the traffic."""
+    same students have merged weights for a while, or for so many seconds, then other ``traffic``, and after at most
+    ``idle`` seconds with nothing to do, in which programs become one function. Then nothing is compiled any more, as it
+    would take cores from the other systems. Yields the server, and what became of the traffic."""
     slots = max(32, sum(len(task.parts) for task in tasks))
     settings = EngineSettings(slots=slots, merged_memory_gb=merged_gb)
     shapes = [part for task in tasks for part in task.parts]
@@ -104,7 +103,7 @@ def started(
         traffic(serving)
         missed = _missed(engine, lambda: [answers(serving, some) for some in queries])
         served = time.monotonic()
-        while engine.compiler.waiting and time.monotonic() < served + IDLE:
+        while engine.compiler.waiting and time.monotonic() < served + idle:
             time.sleep(STILL)
         engine.compiler.close()
         told = {
@@ -156,6 +155,7 @@ def students(
     rounds: int = 9,
     merged_gb: Annotated[float, typer.Option(help="device memory for merged weights of hot students")] = 0.25,
     warm_up: Annotated[float, typer.Option(help="most seconds of traffic before, of each system")] = 480.0,
+    idle: Annotated[float, typer.Option(help="most seconds to wait for programs then, of each system")] = 120.0,
     day: Annotated[float, typer.Option(help="seconds of the trace; 0: none")] = 90.0,
     load: Annotated[float, typer.Option(help="mean rate, as a part of what whole groups reach")] = 0.3,
     burst: Annotated[float, typer.Option(help="times that rate in a burst")] = 5.0,
@@ -169,8 +169,7 @@ def students(
     lengths = draw_lengths(queries, length, length_std, config.max_positions)
     rng = np.random.default_rng(2)
     ids = [rng.integers(1000, config.vocab_size, n).tolist() for n in lengths]
-    with tempfile.TemporaryDirectory(prefix="jpets-students-") as folder, contextlib.ExitStack() as stack:
-        cache = pathlib.Path(folder)
+    with contextlib.ExitStack() as stack:
         systems: dict[str, tuple[StudentServing, Sequence[str]]] = {}
         before: dict[str, Mapping[str, float]] = {}
         for depth in [int(each) for each in depths.split(",")]:
@@ -179,7 +178,7 @@ def students(
             asked = batches([task.id], ids)
             stream = partial(_stream, tasks=[task.id], ids=ids)
             engine, before[own.name] = stack.enter_context(
-                started(own, [task], asked, cache / f"{depth}", warm_up, traffic=stream)
+                started(own, [task], asked, stack.enter_context(engine_cache()), warm_up, idle, traffic=stream)
             )
             systems[f"teacher of {depth} layers"] = engine, [task.id]
         small = make_backbone(config, layers)
@@ -189,7 +188,9 @@ def students(
         asked += [[Query(task.id, input_ids=ids[at % len(ids)]) for at, task in enumerate(many)]]
         stream = partial(_stream, tasks=[task.id for task in sizes], ids=ids)
         serving, before[small.name] = stack.enter_context(
-            started(small, [*sizes, *many], asked, cache / "students", warm_up, merged_gb, stream)
+            started(
+                small, [*sizes, *many], asked, stack.enter_context(engine_cache()), warm_up, idle, merged_gb, stream
+            )
         )
         for size, task in enumerate(sizes, 1):
             systems[f"{size} student" + "s" * (size > 1)] = serving, [task.id]
@@ -201,7 +202,7 @@ def students(
     settings = {
         "backbone": backbone, "depths": depths, "layers": layers, "most": most, "groups": groups, "length": length,
         "length_std": length_std, "queries": queries, "rounds": rounds, "merged_gb": merged_gb,
-        "warm_up": warm_up, "day": day, "load": load, "burst": burst, "window": window,
+        "warm_up": warm_up, "idle": idle, "day": day, "load": load, "burst": burst, "window": window,
         "before": before,
     }  # fmt: skip
     report("students", settings, found, json_out)

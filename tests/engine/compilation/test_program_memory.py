@@ -64,7 +64,7 @@ def shelf() -> Shelf:
 def memory(shelf: Shelf) -> ProgramMemory:
     """Room for ten stored bytes; a core program of four, and two later ones of three that have been idle for long."""
     replica: Any = shelf
-    own = ProgramMemory(replica, 10 * HOST_BYTES_PER_STORED_BYTE, DeviceMemory(0, {}, math.inf, 2))
+    own = ProgramMemory(replica, 10 * HOST_BYTES_PER_STORED_BYTE["cpu"], DeviceMemory(0, {}, math.inf, 2))
     shelf.kept[CORE] = program(CORE, 4, idle=9 * IDLE_SECONDS)
     for key, idle in ((FIRST, 3), (SECOND, 2)):
         shelf.kept[key] = program(key, 3, idle=idle * IDLE_SECONDS)
@@ -73,7 +73,7 @@ def memory(shelf: Shelf) -> ProgramMemory:
 
 
 def test_the_longest_idle_leaves_for_a_wanted_one(memory: ProgramMemory, shelf: Shelf) -> None:
-    assert memory.used == 10 * HOST_BYTES_PER_STORED_BYTE
+    assert memory.used == 10 * HOST_BYTES_PER_STORED_BYTE["cpu"]
     assert not memory.has_room(THIRD, evict=False) and memory.has_room(THIRD, evict=True)
     assert memory.make_room(program(THIRD, 3), evict=True) == [FIRST]
     assert set(shelf.kept) == {CORE, SECOND} and memory.evicted == 1
@@ -145,7 +145,7 @@ def test_programs_leave_for_memory_mappings(
     """The two idle programs have 300 mappings each."""
     monkeypatch.setattr(program_memory, "mappings_left", lambda: KEPT_MAPPINGS - short)
     replica: Any = shelf
-    own = ProgramMemory(replica, 1000 * HOST_BYTES_PER_STORED_BYTE, DeviceMemory(0, {}, math.inf, 2))
+    own = ProgramMemory(replica, 1000 * HOST_BYTES_PER_STORED_BYTE["cpu"], DeviceMemory(0, {}, math.inf, 2))
     for key, idle in ((CORE, 9), (FIRST, 3), (SECOND, 2)):
         shelf.kept[key] = program(key, 3, idle=idle * IDLE_SECONDS)
         if key != CORE:
@@ -162,7 +162,7 @@ def test_a_program_is_taken_to_need_what_a_similar_one_does(shelf: Shelf, monkey
     banks = {key: 0 for key, _ in some}
     left = mock.Mock(return_value=KEPT_MAPPINGS + 300)
     monkeypatch.setattr(program_memory, "mappings_left", left)
-    own = ProgramMemory(replica, 10 * HOST_BYTES_PER_STORED_BYTE, DeviceMemory(0, banks, math.inf, 2))
+    own = ProgramMemory(replica, 10 * HOST_BYTES_PER_STORED_BYTE["cpu"], DeviceMemory(0, banks, math.inf, 2))
     assert own.has_room(THIRD, evict=False), "nothing is known of any program's size"
     many = ProgramKey(CORE.bucket, Variant(some))
     shelf.kept = {many: program(many, 6), FIRST: program(FIRST, 2)}
@@ -180,7 +180,7 @@ def test_mappings_that_others_free_are_room(shelf: Shelf, monkeypatch: pytest.Mo
     clock, left = mock.Mock(return_value=time.monotonic()), mock.Mock(return_value=KEPT_MAPPINGS - 5000)
     monkeypatch.setattr(program_memory, "time", mock.Mock(monotonic=clock))
     monkeypatch.setattr(program_memory, "mappings_left", left)
-    own = ProgramMemory(replica, 100 * HOST_BYTES_PER_STORED_BYTE, DeviceMemory(0, {}, math.inf, 2))
+    own = ProgramMemory(replica, 100 * HOST_BYTES_PER_STORED_BYTE["cpu"], DeviceMemory(0, {}, math.inf, 2))
     shelf.kept[CORE] = program(CORE, 4)
     assert not own.has_room(THIRD, evict=True)
     left.return_value = KEPT_MAPPINGS + 5000
@@ -194,7 +194,7 @@ def test_runs_must_fit_on_the_device_two_at_a_time(shelf: Shelf, memory: Program
     replica: Any = shelf
     for limit, fits in ((10.7, True), (10.5, False)):
         device = DeviceMemory(MB, {}, limit * MB, 2)
-        own = ProgramMemory(replica, 1000 * HOST_BYTES_PER_STORED_BYTE, device)
+        own = ProgramMemory(replica, 1000 * HOST_BYTES_PER_STORED_BYTE["cpu"], device)
         assert (own.make_room(program(THIRD, 3), evict=False) == []) == fits
     use = DeviceMemory(MB, {}, math.inf, 2).use(shelf.programs)
     assert use.backbone == MB and use.working == pytest.approx(9.6 * MB, abs=2)
@@ -203,7 +203,7 @@ def test_runs_must_fit_on_the_device_two_at_a_time(shelf: Shelf, memory: Program
 def test_an_idle_program_leaves_for_one_that_the_device_has_no_room_for(shelf: Shelf) -> None:
     replica: Any = shelf
     device = DeviceMemory(MB, {}, 14 * MB, 2)
-    own = ProgramMemory(replica, 1000 * HOST_BYTES_PER_STORED_BYTE, device)
+    own = ProgramMemory(replica, 1000 * HOST_BYTES_PER_STORED_BYTE["cpu"], device)
     shelf.kept[FIRST] = program(FIRST, 6, idle=2 * IDLE_SECONDS)
     own.added(shelf.kept[FIRST])
     assert own.make_room(program(THIRD, 5), evict=False) is None
