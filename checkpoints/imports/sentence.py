@@ -13,6 +13,9 @@ from checkpoints.imports.imported import Imported
 from checkpoints.sentence import MODULES, check_case, read_sentence
 from jpets.types import Head
 
+SETFIT = ("model_head.pkl", "config_setfit.json")
+"""Files of a classifier on a model's vectors, as SetFit keeps them."""
+
 
 def is_sentence_folder(folder: Path) -> bool:
     """Whether it says how its model's hidden states become an embedding."""
@@ -22,6 +25,9 @@ def is_sentence_folder(folder: Path) -> bool:
 def embedding_of(folder: Path, backbone: Backbone, wishes: Wishes, problems: list[str]) -> Imported:
     """The head with the pooling, layers and normalisation of the folder's modules, unless the user wishes others, and
     the folder's preprocessing of texts. Anything else that the folder asks for is a problem."""
+    classifier = next((name for name in SETFIT if (folder / name).is_file()), None)
+    if classifier is not None and wishes.head != "embedding":
+        problems.append(f"{classifier}: SetFit's classifier is not imported; --head embedding takes the vectors")
     found = read_sentence(folder, backbone.config.max_positions, problems, wishes.pooling)
     if found is None:
         head = Head("embedding", pooling=wishes.pooling or "mean", normalize=bool(wishes.normalize))

@@ -28,7 +28,7 @@ from jpets.deltas.protocol import (
 )
 from jpets.deltas.recipe import Course
 from jpets.deltas.view import SlotView
-from jpets.errors import InvalidTask
+from jpets.errors import InvalidInput, InvalidTask
 from jpets.types import Delta
 from pallas_kernels.numerics import take_counts, take_slots
 from pallas_kernels.packed_attention import Prefix as ExtraKeys
@@ -57,6 +57,13 @@ class Prefix(Method):
             )
         shape = (len(covered_layers(settings, config)), tokens, config.hidden_size)
         return {f"{SITE}/{part}": TensorSpec(shape) for part in ("key", "value")}
+
+    def check_training(self, settings: Mapping[str, Any], config: BackboneConfig) -> None:
+        super().check_training(settings, config)
+        try:
+            self.tensors({**self.usual, **{n: own for n, own in settings.items() if n != "layers"}}, config)
+        except InvalidTask as error:
+            raise InvalidInput(error.message) from error
 
     def init(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float

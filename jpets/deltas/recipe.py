@@ -92,7 +92,8 @@ class Direct(WithoutPenalty):
 
 
 def _floats(delta: Delta) -> list[str]:
-    return [name for name, array in delta.tensors.items() if np.issubdtype(array.dtype, np.floating)]
+    """Those that are trained. An empty list of differences, which no checkpoint could hold, stays as it is."""
+    return [name for name, array in delta.tensors.items() if array.size and np.issubdtype(array.dtype, np.floating)]
 
 
 def _with(delta: Delta, tensors: Mapping[str, Any]) -> Delta:

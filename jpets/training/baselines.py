@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jpets.training.batches import Rows
 from jpets.training.linear import FrozenFeatures, Values, can_fit, fitted_rows, linear_head
 from jpets.training.metrics import main_score, scores
 from jpets.training.prepared import Prepared
@@ -31,15 +32,17 @@ class Baselines:
 
 
 def baselines(made: Prepared, features: FrozenFeatures, seed: int) -> Baselines:
-    """The baselines for the head of ``made``; the linear head learns from the same texts, up to ``MOST_TEXTS``."""
+    """The baselines for the head of ``made``; the linear head learns from the same texts, up to ``MOST_TEXTS``. For
+    tags it is scored on so many too: features of all tokens of all held-out texts may be more than memory holds."""
     head, judged = made.head, made.judged
     if head.type == "embedding":
-        return Baselines(frozen=_scores(made, head, features([*judged.tokens, *judged.seconds])))
+        return Baselines(frozen=_scores(made.labels, head, features([*judged.tokens, *judged.seconds]), judged))
     if not can_fit(head):
         return Baselines()
+    judged = fitted_rows(judged, seed) if judged.tags else judged
     rows, theirs = fitted_rows(made.rows, seed), features(judged.tokens)
     fitted = linear_head(head, rows, features(rows.tokens), judged, theirs)
-    majority, frozen = (_scores(made, each, _answers(each, theirs)) for each in (made.usual, fitted))
+    majority, frozen = (_scores(made.labels, each, _answers(each, theirs), judged) for each in (made.usual, fitted))
     return Baselines(majority, frozen)
 
 
@@ -47,5 +50,5 @@ def _answers(head: Head, features: Sequence[Values]) -> list[Values]:
     return [own @ np.asarray(head.tensors["kernel"]) + np.asarray(head.tensors["bias"]) for own in features]
 
 
-def _scores(made: Prepared, head: Head, logits: Sequence[Values]) -> Scores:
-    return scores(head, made.labels, logits, made.judged.targets, cut=made.judged.cut)
+def _scores(labels: Sequence[str], head: Head, logits: Sequence[Values], judged: Rows) -> Scores:
+    return scores(head, labels, logits, judged.targets, cut=judged.cut)

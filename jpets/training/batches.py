@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Integer
 
+from jpets.passage import Passage
 from jpets.tokenizing import Tokens
 from jpets.training.forward import PackedRows, TextRows
 from jpets.training.losses import IGNORED, Labels, Target
@@ -34,6 +35,11 @@ class Rows(NamedTuple):
     cut: Sequence[Sequence[int]] = ()
     """For tags: the tags of each text's words that have no token, since the text was cut; for answers something where
     that of a text was."""
+
+    @property
+    def passages(self) -> list[Passage | None]:
+        """Where in each text answers may stand."""
+        return [tokens.passage for tokens in self.tokens]
 
     def texts(self, chosen: Integer[np.ndarray, " n"]) -> list[Tokens]:
         """The texts of some rows; for pairs all first ones, and then all second ones."""

@@ -38,16 +38,16 @@ def at_the_usual_answer(head: Head, rows: Rows) -> Head:
     if head.type in ("embedding", "question-answering"):
         return head
     usual = np.average([_answer(head, target) for target in rows.targets], axis=0, weights=rows.weights)
-    if head.problem != "regression":
+    if head.problem != "regression" or head.is_score:
         least = 0.5 / (sum(map(len, rows.targets)) if rows.tags else len(rows.targets))
         usual = np.clip(usual, least, 1 - least)
-        usual = np.log(usual / (1 - usual) if head.problem == "multi-label" else usual / usual.sum())
+        usual = np.log(usual / usual.sum() if head.problem == "single-label" else usual / (1 - usual))
     return dataclasses.replace(head, tensors={**head.tensors, "bias": usual.astype(np.float32)})
 
 
 def usual_answer(head: Head, rows: Rows) -> Head:
-    """A head that gives the answer that is right most often, whatever the text."""
-    head = at_the_usual_answer(head, rows)
+    """A head that gives the answer that is right most often, whatever the text, and however much rows count."""
+    head = at_the_usual_answer(head, rows._replace(weights=np.ones_like(rows.weights)))
     return dataclasses.replace(
         head, tensors={n: a if n == "bias" else np.zeros_like(a) for n, a in head.tensors.items()}
     )

@@ -225,7 +225,11 @@ def _answered(example: Example, text: TextEncoder, rule: Preprocessing) -> tuple
     passage = tokens.passage
     assert passage is not None and passage.offsets is not None
     touched = [at for at, (a, b) in enumerate(passage.offsets, passage.start) if a < end and b > begin]
-    whole = bool(touched) and int(passage.offsets[touched[-1] - passage.start][1]) >= end
+    whole = False
+    if touched:
+        first, last = (passage.offsets[touched[side] - passage.start] for side in (0, -1))
+        before = example.text_pair[begin : int(first[0])]  # gone where a text is cut on the left; or without a token
+        whole = int(last[1]) >= end and not any(map(str.isalnum, before))
     lost = [CUT_OFF] if answer.strip() and not whole else []
     return tokens, np.array([touched[0], touched[-1]] if whole else [0, 0], np.int32), lost
 

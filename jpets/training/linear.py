@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float
-from scipy.special import expit, log_softmax
+from scipy.special import expit, log_expit, log_softmax, logit
 
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
@@ -28,6 +28,8 @@ MOST_TEXTS = 4096
 MOST_TOKENS = 32768
 """The same number of tokens, for a head on tokens."""
 ITERATIONS = 200
+SURE = 0.05
+"""Least and most (from 1) that ridge regression takes a probability for: its logit has to be a number."""
 
 
 class FrozenFeatures:
@@ -102,6 +104,8 @@ def _fitted(head: Head, x: Values, y: npt.NDArray[Any], weights: Values, strengt
         from sklearn.linear_model import Ridge
     except ModuleNotFoundError as error:
         raise InvalidInput("a linear head takes scikit-learn; install jpets[train]") from error
+    if head.is_score:
+        y = logit(np.clip(y, SURE, 1 - SURE))
     if head.problem == "regression":
         ridge = Ridge(alpha=1 / strength).fit(x, y.reshape(len(y), -1), sample_weight=weights)
         return ridge.coef_.reshape(head.outputs, -1).T, np.asarray(ridge.intercept_).reshape(-1)
@@ -134,7 +138,9 @@ def _logistic(x: Values, y: npt.NDArray[Any], weights: Values, strength: float, 
 def _loss(head: Head, found: Values, truth: npt.NDArray[Any], weights: Values) -> float:
     if not len(truth):
         return 0.0
-    if head.problem == "regression":
+    if head.is_score:
+        each = -(truth * log_expit(found) + (1 - truth) * log_expit(-found)).mean(-1)
+    elif head.problem == "regression":
         each = np.square(found - truth).mean(-1)
     elif head.problem == "multi-label":
         chance = np.where(truth > 0, expit(found), expit(-found))

@@ -38,7 +38,8 @@ class Labels(NamedTuple):
 
 
 def mean_loss(head: Head, outputs: TaskOutputs, labels: Labels) -> Float[Array, ""]:
-    """Softmax cross-entropy of classes, tags, starts and ends; sigmoid cross-entropy of label sets; squared error.
+    """Softmax cross-entropy of classes, tags, starts and ends; sigmoid cross-entropy of label sets, and of an output
+    that stands for its sigmoid; squared error.
 
     For pairs of texts: see ``pair_losses``.
     """
@@ -57,6 +58,8 @@ def row_losses(head: Head, outputs: TaskOutputs, labels: Labels) -> Float[Array,
     if head.reads_tokens:
         each = optax.softmax_cross_entropy_with_integer_labels(logits, _known(targets))
         return _mean_of_counted(each, targets)
+    if head.is_score:
+        return optax.sigmoid_binary_cross_entropy(logits, targets).mean(-1)
     if head.problem == "regression":
         return jnp.square(logits - targets).mean(-1)
     if head.problem == "multi-label":

@@ -9,13 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float, Num
+from scipy.special import expit
 
 from jpets.errors import InvalidInput
+from jpets.passage import Passage
+from jpets.spans import best_span, no_answer
 from jpets.training.losses import IGNORED, Target
 from jpets.types import Head
 
 MAIN = ("rmse", "entity_f1", "f1_micro", "accuracy", "exact", "accuracy_at_1")
 """The main scores: each kind of head has one of them; tags have the first."""
+
+
+OTHER_TAGS = {"L-": "E-", "U-": "S-"}
 
 
 def check_can_score() -> None:
@@ -31,17 +37,18 @@ def scores(
     targets: Sequence[Num[np.ndarray | np.generic, " ..."]],
     thresholds: Sequence[float] = (),
     cut: Sequence[Sequence[int]] = (),
+    passages: Sequence[Passage | None] = (),
 ) -> dict[str, float]:
     """The usual scores of each kind of head.
 
     ``cut``: the tags of each text's words that were cut off, which count as answered with no entity; of a text whose
-    answer was cut off anything, as no span is right.
+    answer was cut off anything, as no span is right. ``passages``: of questions, where answers may stand.
 
     Single label: accuracy, macro and (of two labels) binary F1, Matthews. Multi-label: F1 micro and macro, exact match.
-    Regression: Pearson, Spearman, root mean square error. Tags: accuracy, and F1 of entities. Questions: exact spans.
-    Pairs, with all first texts' vectors before all second ones': Pearson and Spearman of their cosines, or how often
-    the second text is the nearest of all, and the mean reciprocal rank. Raises ``InvalidInput`` as
-    ``check_can_score`` does.
+    Regression: Pearson, Spearman, root mean square error; of an output that stands for its sigmoid, of that. Tags:
+    accuracy, and F1 of entities. Questions: exact spans. Pairs, with all first texts' vectors before all second ones':
+    Pearson and Spearman of their cosines, or how often the second text is the nearest of all, and the mean reciprocal
+    rank. Raises ``InvalidInput`` as ``check_can_score`` does.
     """
     check_can_score()
     from sklearn import metrics
@@ -49,12 +56,14 @@ def scores(
     if head.type == "embedding":
         return _pair_scores(np.stack(logits), np.asarray(targets))
     if head.type == "question-answering":
-        each = zip(logits, targets, cut or [()] * len(targets), strict=True)
-        equal = [not lost and np.array_equal(own.argmax(0), target) for own, target, lost in each]
-        return {"exact": float(np.mean(equal))}
+        each = zip(logits, targets, cut or [()] * len(targets), passages, strict=True)
+        right = [not lost and _is_answer(own, np.asarray(target), place) for own, target, lost, place in each]
+        return {"exact": float(np.mean(right))}
     if head.reads_tokens:
         return _tag_scores(names, logits, [np.asarray(own) for own in targets], cut)
     found, truth = np.stack(logits), np.stack(targets)
+    if head.is_score:
+        found = expit(found)
     if head.problem == "regression":
         return _regression_scores(found.reshape(-1), truth.reshape(-1))
     if head.problem == "multi-label":
@@ -134,6 +143,18 @@ def _tag_scores(
     return {"accuracy": float(np.mean(equal)), "entity_f1": float(f1_score(truth, found, zero_division=0))}
 
 
+def _is_answer(logits: Float[np.ndarray, "tokens 2"], target: Num[np.ndarray, " 2"], passage: Passage | None) -> bool:
+    """Whether a server would answer with the ``target``'s first and last token. Of a question that has no answer: that
+    none is more probable than the best one, as for Hugging Face's ``handle_impossible_answer``."""
+    assert passage is not None
+    start, end, score = best_span(np.asarray(logits, np.float32), passage)
+    if not target.any():
+        return no_answer(np.asarray(logits, np.float32), passage) > score
+    return (start, end - 1) == tuple(target.tolist())
+
+
 def _iob(name: str) -> str:
-    """The tag in IOB form: a run of equal tags without a prefix is an entity, as in ``find_entities``."""
+    """The tag in seqeval's form: a run of equal tags without a prefix is an entity, as in ``find_entities``, and the
+    last and only tokens of BILOU are those of IOBES."""
+    name = OTHER_TAGS.get(name[:2], name[:2]) + name[2:]
     return name if name == "O" or name[:2] in ("B-", "I-", "E-", "S-") else f"I-{name}"

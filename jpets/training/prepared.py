@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,8 @@ from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.metrics import check_can_score
 from jpets.training.plan import DEFAULT_LENGTH, Training
 from jpets.types import Head, LoadedBackbone, Preprocessing, Task
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +61,15 @@ def prepare(
     _check_head(head, training)
     _check_strategy(rule, head, training, examples)
     rows = make_rows(examples, head, names, text, rule, balanced=training.balanced)
+    if head.is_score and not all(0 <= target.item() <= 1 for target in rows.targets):
+        raise InvalidInput("labels: expected probabilities, from 0 to 1, as this task's only output stands for one")
     if held_out:
         judged = make_rows(held_out, head, names, text, rule, balanced=training.balanced)
     else:
         rows, judged = _split(rows, training)
+    learnt = set(_keys(rows))
+    if both := sum(key in learnt for key in _keys(judged)):
+        log.warning("%d of %d held-out texts are also trained on: scores tell less of others", both, len(judged.tokens))
     if start is None:
         head = at_the_usual_answer(head, rows)
     return Prepared(head, names, rule, rows, judged, usual_answer(head, rows))
@@ -139,3 +147,9 @@ def _split(rows: Rows, training: Training) -> tuple[Rows, Rows]:
         )
     order = np.random.default_rng([training.plan.seed, len(rows.tokens)]).permutation(len(rows.tokens))
     return rows.take(order[count:]), rows.take(order[:count])
+
+
+def _keys(rows: Rows) -> list[bytes]:
+    """Equal for rows of equal texts, as they are read."""
+    sides = [rows.tokens, rows.seconds] if rows.seconds else [rows.tokens]
+    return [b"|".join(own.ids.tobytes() + own.types.tobytes() for own in row) for row in zip(*sides, strict=True)]

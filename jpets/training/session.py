@@ -114,7 +114,7 @@ def concluded(
     """The trained task, with its scores on the held-out texts."""
     judged = made.judged
     logits = predictor(params, outcome.head, [*judged.tokens, *judged.seconds], outcome.deltas)
-    found = scores(outcome.head, made.labels, logits, judged.targets, cut=judged.cut)
+    found = scores(outcome.head, made.labels, logits, judged.targets, cut=judged.cut, passages=judged.passages)
     task = Task(id, BackboneRef.of(backbone), tuple(outcome.deltas), outcome.head, made.labels, made.rule)
     assert outcome.held_out is not None
     counts = (len(made.rows.tokens), len(judged.tokens))
@@ -126,7 +126,8 @@ def evaluate_task(task: Task, backbone: LoadedBackbone, examples: Sequence[Examp
     """Scores of a task on labelled texts. Raises ``InvalidInput``, also for labels that the task does not know."""
     check_can_score()
     rows, logits = _answered(task, backbone, examples)
-    return scores(task.head, task.labels, logits, rows.targets, task.preprocessing.thresholds or (), rows.cut)
+    limits = task.preprocessing.thresholds or ()
+    return scores(task.head, task.labels, logits, rows.targets, limits, rows.cut, rows.passages)
 
 
 def task_logits(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> list[Answer]:

@@ -266,12 +266,14 @@ class GroupOptions(_Strict):
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
     @model_validator(mode="after")
-    def _go_together(self) -> Self:
+    def _go_together(self, info: ValidationInfo) -> Self:
         if not self.boosting and self.stacking:
             raise ValueError(
                 f"stacking: without boosting no student follows others that it could imitate, found {self.stacking:g}; "
                 "leave it out"
             )
+        if self.most == 1 and self.stacking and info.context != STORED_BEFORE:
+            raise ValueError("stacking: a single student has none before it that it could imitate; leave it out")
         for name, given in (("boosting", self.boosting), ("pruning", self.pruning)):
             if not given and self.most == 1:
                 raise ValueError(f"{name}: without it a group has two students or more, found most=1")

@@ -217,6 +217,14 @@ def test_a_model_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert read_model(folder, tiny(), Wishes()).head.pooling == "cls"
 
 
+def test_a_classifier_of_setfit_is_not_taken_for_an_embedder(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "model")
+    (folder / "config_setfit.json").write_text('{"labels": ["a", "b"]}')
+    with pytest.raises(InvalidTask, match=r"config_setfit.json: SetFit's classifier is not imported; --head embedding"):
+        read_model(folder, tiny(), Wishes())
+    assert read_model(folder, tiny(), Wishes(head="embedding")).head.type == "embedding"
+
+
 def test_prompts_that_are_not_pooled_are_not_offered(tmp_path: Path) -> None:
     pooling = {**CLS, "include_prompt": False}
     prompts = {"prompts": {"query": "query: "}}

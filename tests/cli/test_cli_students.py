@@ -83,6 +83,7 @@ def test_what_cannot_be_made_is_refused(run: Run, data: Path, tmp_path: Path) ->
     places = ("--teacher-backbone", source, "--backbone", source)
     for options, part in (
         (("--no-boosting", "--stacking", 1), "stacking: without boosting"),
+        (("--validation", __file__, "--held-out", 0.3), "only without --validation"),
         (("--no-pruning", "--most", 1), "pruning: without it a group has two students or more"),
         (("--copies", 17), "--copies: Input should be less than or equal to 16"),
     ):

@@ -29,6 +29,7 @@ def test_what_is_left_out_is_as_a_plan_has_it() -> None:
     ("given", "part"),
     [
         ({"boosting": False, "stacking": 0.5}, "stacking: without boosting .* found 0.5"),
+        ({"most": 1, "stacking": 0.5}, "stacking: a single student has none before it"),
         ({"boosting": False, "most": 1}, "boosting: without it a group has two students or more, found most=1"),
         ({"pruning": False, "most": 1}, "pruning: without it a group has two students or more"),
     ],

@@ -49,6 +49,15 @@ def task_of(*deltas: Delta) -> Task:
     return Task("earlier", BackboneRef.of(shallow()), deltas, head, NAMES, RULE)
 
 
+def test_an_empty_list_of_differences_is_not_trained() -> None:
+    """No checkpoint could hold it."""
+    made = delta_of("diff", {})
+    name = next(iter(n for n, own in made.tensors.items() if np.issubdtype(own.dtype, np.floating)))
+    empty = dataclasses.replace(made, tensors={**made.tensors, "pooler/bias_values": np.zeros(0, np.float32)})
+    started = continued([empty], CONFIG, {}).start(np.random.default_rng(0))
+    assert name in started[0] and "pooler/bias_values" not in started[0]
+
+
 def recipe_of(delta: Delta, base: dict[str, Any]) -> Recipe:
     return continued([delta], CONFIG, base)
 

@@ -244,15 +244,6 @@ def test_words_that_were_cut_off_count_as_found_to_be_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize(("truth", "found"), [(["B-P", "E-P", "O"], ["B-P", "O", "O"]), (["S-P", "O"], ["S-P", "O"])])
-def test_entities_are_seqevals(truth: list[str], found: list[str]) -> None:
-    names = sorted({*truth, *found})
-    head = new_head("token-classification", "single-label", len(names), 64)
-    logits = np.eye(len(names), dtype=np.float32)[[names.index(each) for each in found]]
-    target = np.array([names.index(each) for each in truth], np.int32)
-    assert scores(head, names, [logits], [target])["entity_f1"] == seqeval.f1_score([truth], [found])
-
-
 def test_a_text_that_cannot_be_encoded_is_named_by_its_row() -> None:
     given = [Example("a", None, "x"), Example("\ud800", None, "y")]
     head = new_head("sequence-classification", "single-label", 2, 64)
@@ -281,8 +272,18 @@ def test_answers_become_the_tokens_they_lie_in() -> None:
     for each, right in ((cut, 0.0), (rows, 1.0)):
         logits = np.zeros((len(each.tokens[0].ids), 2), np.float32)
         logits[0] = 1
-        found_right = scores(head, (), [logits], each.targets, cut=each.cut)["exact"]
+        found_right = scores(head, (), [logits], each.targets, cut=each.cut, passages=each.passages)["exact"]
         assert found_right == right, "no answer is right only where there is none"
+    for answer, peaks, right in (("library", (2, -1), 1.0), ("files", (2, -1), 0.0)):
+        asked = Example("what?", context, {"text": answer, "answer_start": context.index(answer)})
+        each = make_rows([asked], head, (), text(), Preprocessing(max_length=64))
+        logits = np.zeros((len(each.tokens[0].ids), 2), np.float32)
+        first, last = (int(at) for at in each.targets[0])
+        if right:
+            logits[first, 0], logits[last, 1], logits[first - 1, 1] = 9, 8, 9  # an end before the start is none
+        else:
+            logits[peaks[0], 0] = logits[peaks[1], 1] = 9
+        assert scores(head, (), [logits], each.targets, passages=each.passages)["exact"] == right, answer
     inside = {"text": "library", "answer_start": 4.7}
     for label in ({"text": "x", "answer_start": 0}, {"text": "x"}, {"answer_start": 1}, inside):
         with pytest.raises(InvalidInput, match="row 1: expected"):

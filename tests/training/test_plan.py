@@ -121,6 +121,8 @@ def test_the_usual_answer_does_not_read_the_text() -> None:
     rows = Rows(tokens(4), [np.array(each) for each in (1, 1, 1, 0)], np.ones(4, np.float32))
     head = usual_answer(new_head("sequence-classification", "single-label", 2, 4), rows)
     assert not head.tensors["kernel"].any() and head.tensors["bias"].argmax() == 1
+    balanced = rows._replace(weights=np.array([2 / 3, 2 / 3, 2 / 3, 2], np.float32))
+    assert usual_answer(head, balanced).tensors["bias"].argmax() == 1, "the most frequent one, however much rows count"
 
 
 def test_training_gained_something_where_it_beats_all() -> None:

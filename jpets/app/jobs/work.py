@@ -84,6 +84,7 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     columns = Columns(request.text, request.text_pair, label_column(request.label, request.head))
     sides = texts_of(job.data, {TRAIN: columns, VALIDATION: columns})
     examples, held_out = sides[TRAIN], sides.get(VALIDATION, [])
+    _check_held_out(request, held_out)
     log.info("read", extra={"texts": len(examples), "held_out": len(held_out)})
 
     from checkpoints.source import load_backbone  # these take seconds: bad data are refused before
@@ -138,6 +139,12 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
         held_against=_finite(held_against(result)),
         warnings=warnings,
     )
+
+
+def _check_held_out(request: FineTune | MakeStudents, given: Sequence[Example]) -> None:
+    """Raises ``InvalidInput`` where both a share and a file say what is held out."""
+    if given and request.held_out != type(request).model_fields["held_out"].default:
+        raise InvalidInput(f"held_out: the archive's {VALIDATION} gives all that are held out; leave one of them out")
 
 
 def texts_of(data: Path, sides: Mapping[str, Columns]) -> dict[str, list[Example]]:
@@ -263,6 +270,7 @@ def _make_students(
 
     labelled, plain = (Columns(request.text, request.text_pair, label) for label in (request.label, None))
     sides = texts_of(job.data, {TRAIN: labelled, VALIDATION: labelled, TEXTS: plain})
+    _check_held_out(request, sides.get(VALIDATION, ()))
 
     from checkpoints.source import load_backbone
     from checkpoints.task_file import read_task

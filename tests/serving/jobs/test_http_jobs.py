@@ -22,10 +22,10 @@ from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.app.hosting import outlines_of
-from jpets.app.jobs.work import do, texts_of, training_of
+from jpets.app.jobs.work import _check_held_out, do, texts_of, training_of
 from jpets.errors import InvalidInput
 from jpets.training import sweep
-from jpets.training.data import Columns, read_examples
+from jpets.training.data import Columns, Example, read_examples
 from jpets.training.session import run_training
 from serving.hosted.service import Service
 from serving.hosted.services import Services
@@ -366,6 +366,15 @@ def test_an_archive_that_cannot_be_trusted_publishes_nothing(call: Call, jobs: J
     item = finished(call, id)
     assert item["state"] == "failed" and "would leave its folder" in item["problem"]
     assert call("GET", "/v1/tasks/bad").status_code == 404
+
+
+def test_a_share_and_a_file_of_held_out_texts_are_one_too_many() -> None:
+    given = [Example("a", None, "b")]
+    for request in (FineTune(task="own", held_out=0.3), FineTune(task="own")):
+        _check_held_out(request, ())
+    _check_held_out(FineTune(task="own"), given)
+    with pytest.raises(InvalidInput, match="held_out: the archive's validation"):
+        _check_held_out(FineTune(task="own", held_out=0.3), given)
 
 
 def test_an_archive_may_hold_files_alone(tmp_path: Path) -> None:

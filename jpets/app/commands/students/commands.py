@@ -19,6 +19,7 @@ from jpets.app.commands.options import (
     check_new_folder,
     check_task_output,
     parsed,
+    refuse_options,
 )
 from jpets.app.commands.output import (
     JsonOption,
@@ -168,6 +169,8 @@ def train(
     from jpets.training.process import set_up_training
 
     check_task_output(output)
+    if validation is not None:
+        refuse_options(context, ("held_out",), "only without --validation, which gives all that are held out")
     if method not in (known := [name for name in together_names() if name != FROZEN]):
         raise typer.BadParameter(f"--method must be one of {', '.join(known)}, found {method!r}")
     given = {name: value for name, value in context.params.items() if name in GroupOptions.model_fields}
