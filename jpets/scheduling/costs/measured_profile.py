@@ -43,18 +43,14 @@ class Grid:
 
     @functools.cached_property
     def filled(self) -> Floats:
-        """Without gaps, and ascending along both axes. A gap is what its three neighbours say: b c / a; on an edge, in
-        proportion to the one before."""
+        """Without gaps, and ascending along both axes. A gap is what its three neighbours say: b c / a."""
         full = self.seconds.copy()
         for r in range(full.shape[0]):
             for c in range(full.shape[1]):
-                if not np.isnan(full[r, c]):
-                    continue
-                if r == 0 or c == 0:
-                    axis, at, last = (self.rows, r, full[r - 1, c]) if r else (self.lengths, c, full[r, c - 1])
-                    full[r, c] = last * min(float(axis[at] / axis[at - 1]), MOST_GROWTH)
-                else:
-                    before, beside, corner = (float(full[r - 1, c]), float(full[r, c - 1]), float(full[r - 1, c - 1]))
+                if np.isnan(full[r, c]):
+                    before = float(full[r - 1, c] if r else full[r, c - 1])
+                    beside = float(full[r, c - 1] if c else full[r - 1, c])
+                    corner = float(full[r - 1, c - 1]) if r and c else min(before, beside)
                     full[r, c] = before * min(beside / corner, MOST_GROWTH) if corner > 0 else max(before, beside)
         return np.maximum.accumulate(np.maximum.accumulate(full, axis=0), axis=1)
 
