@@ -33,6 +33,14 @@ def test_costs_rise_with_rows_and_length(lines: list[list[float | None]], rows: 
     assert np.all(np.diff(costs, axis=0) >= -slack) and np.all(np.diff(costs, axis=1) >= -slack)
 
 
+def test_gaps_along_an_edge_are_flat() -> None:
+    """Heavy deltas of many rows cost little more than those of the few that were timed: in proportion, plans would
+    keep them in small batches."""
+    costs = grid([[1.0, 2.0, None, None], [4.0, 8.0, None, None], [None] * 4]).filled
+    assert costs[0].tolist() == [1.0, 2.0, 2.0, 2.0] and costs[:, 0].tolist() == [1.0, 4.0, 4.0]
+    assert costs[2].tolist() == [4.0, 8.0, 8.0, 8.0]
+
+
 def test_measured_points_are_kept_and_products_are_exact() -> None:
     """Bilinear interpolation is exact for a cost of a + b N + c N L."""
     n, length = ROWS[:, None].astype(float), LENGTHS[None].astype(float)
