@@ -43,8 +43,8 @@ class Grid:
 
     @functools.cached_property
     def filled(self) -> Floats:
-        """Without gaps, and ascending along both axes. A gap is what its three neighbours say: b c / a. On an edge it is
-        what stands before it: a heavy delta costs a pass over its weights, however few or many the rows are."""
+        """Without gaps, and ascending along both axes. A gap is what its three neighbours say: b c / a. On an edge it
+        is what stands before it: a heavy delta costs a pass over its weights, however many the rows are."""
         full = self.seconds.copy()
         for r in range(full.shape[0]):
             for c in range(full.shape[1]):
