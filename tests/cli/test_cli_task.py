@@ -67,6 +67,7 @@ def test_versions_have_names(run: Run, store: Store, task_file: Path) -> None:
     assert "stable" in run("task", "show", "topic", *store).stdout
     back = run("task", "rollback", "topic", "--version", "stable", *store)
     assert back.stdout == f"rolled topic back to version {newest - 1}\n"
+    assert run("task", "alias", "topic", "tried", "--remove", "--version", newest, *store).exit_code == 2
     assert run("task", "alias", "topic", "tried", "--remove", *store).exit_code == 0
     gone = run("task", "alias", "topic", "tried", "--remove", *store)
     assert gone.exit_code == 1 and "no alias 'tried'" in gone.stderr

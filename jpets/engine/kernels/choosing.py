@@ -37,6 +37,7 @@ AUTO = "auto"
 CODE = "jpets.engine.kernels.operators"
 """The module that names all candidates: what it imports decides what they compute, and how fast."""
 MOSAIC = "pallas_kernels.hopper"
+"""The module that imports Mosaic, for the kernels of one generation of GPUs."""
 _tried: set[pathlib.Path] = set()
 """Files of choices for which this process had its trials: several engines of a process share the time for them."""
 

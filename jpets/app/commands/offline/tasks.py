@@ -50,9 +50,10 @@ def load_tasks(place: Path, backbone: Backbone, tenant: str | None = None) -> Ta
 
 def _files(place: Path, fingerprint: str, tenant: str | None) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """(id, what reads the task file), by id."""
+    own = (place / CATALOG).is_file()
     elsewhere = place.is_dir() and not any(place.glob(PATTERN)) and os.environ.get(PREFIX + "CATALOGUE")
-    if (place / CATALOG).is_file() or elsewhere:
-        with open_folder(place) if (place / CATALOG).is_file() else open_repository(place) as repository:
+    if own or elsewhere:
+        with open_folder(place) if own else open_repository(place) as repository:
             if tenant is not None and tenant not in (DEFAULT_TENANT, *repository.tenants()):
                 raise NotFound(f"tenant {tenant!r} has no tasks in {place}")
             found: dict[str, StoredTask] = {}

@@ -10,6 +10,7 @@ import typer
 
 from jpets.app.commands.app import App
 from jpets.app.commands.client.waiting import looks
+from jpets.app.commands.options import refuse_options
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table, report_error, size
 from jpets.app.commands.tasks.eval import evaluate
 from jpets.app.commands.tasks.files import TaskFiles, for_each, task_files
@@ -219,6 +220,8 @@ def alias(
     server: ServerOption = None,
 ) -> None:
     """Name a version of a task, which is then kept however many come after it."""
+    if remove:
+        refuse_options(context, ("version",), "only without --remove, which takes the name back")
     with open_store(context, repository, server, tenant) as store:
         found = store.alias(id, name, None if remove else _named(version))
     named = found.aliases.get(name, version)  # a catalogue that is busy by then tells no aliases
