@@ -6,7 +6,15 @@ from typing import Any
 
 import grpc
 
-from serving.grpc.messages import METHODS, SERVICE, message
+from serving.grpc.messages import METHODS, SERVICE, StreamResponse, message
+
+InferRequest = message("ModelInferRequest")
+
+
+def streaming(channel: grpc.Channel) -> Any:
+    """The method that answers a stream of requests."""
+    path = f"/{SERVICE}/ModelStreamInfer"
+    return channel.stream_stream(path, InferRequest.SerializeToString, StreamResponse.FromString)
 
 
 class Remote:

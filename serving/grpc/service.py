@@ -41,7 +41,7 @@ from serving.grpc.inference import (
 from serving.grpc.keys import PROBES, key_in
 from serving.grpc.messages import METHODS, SERVICE, ModelIndex, ModelMetadata, StreamResponse, TensorMetadata, message
 from serving.http.body_budget import FREE
-from serving.http.errors import log_unexpected
+from serving.http.errors import log_failure, log_unexpected
 from serving.protocols.oip.inference import EXTENSIONS, find_model, read_inference
 from serving.protocols.oip.parameters import Parameters
 from serving.protocols.oip.repository import index, is_ready, load, unload
@@ -123,11 +123,11 @@ class InferenceService:
                 here = self._here.asked_by(self._asker(name, call), ARRIVED.get())
                 return await method(here, _read(name, content), call)
             except JpetsError as error:
-                code, problem = code_of(error), error.message
+                code, problem = code_of(error), _told(error)
                 if error.retry_after is not None:
                     call.set_trailing_metadata((("retry-after", str(error.retry_after)),))
             except Exception as error:  # noqa: BLE001 (the last handler: the client gets a status, the log the place)
-                code, problem = grpc.StatusCode.INTERNAL, _logged(error)
+                code, problem = grpc.StatusCode.INTERNAL, _told_unexpected(error)
             count(code)
         return await call.abort(code, problem)
 
@@ -290,10 +290,10 @@ class InferenceService:
                 return StreamResponse(infer_response=own)
             except JpetsError as error:
                 count(code_of(error))
-                problem = error.message
+                problem = _told(error)
             except Exception as error:  # noqa: BLE001 (as for a request alone)
                 count(grpc.StatusCode.INTERNAL)
-                problem = _logged(error)
+                problem = _told_unexpected(error)
             response = StreamResponse(error_message=problem)
             response.infer_response.id = id
             response.infer_response.parameters[FINAL].bool_param = True
@@ -330,7 +330,16 @@ def _read(name: str, content: bytes) -> Any:
         raise Unparseable(f"expected a {kind}, found other bytes") from error
 
 
-def _logged(error: Exception) -> str:
+def _told(error: JpetsError) -> str:
+    """What a client is told. A failure of this server is in the log too, by the number that the client is told."""
+    if code_of(error) is not grpc.StatusCode.INTERNAL:
+        return error.message
+    number = uuid.uuid4().hex
+    log_failure(error, number)
+    return f"{error.message} (request {number})"
+
+
+def _told_unexpected(error: Exception) -> str:
     """What a client is told of an unforeseen error; the log has it under the same number."""
     number = uuid.uuid4().hex
     log_unexpected(error, number)

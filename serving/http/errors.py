@@ -110,10 +110,15 @@ def log_unexpected(error: BaseException, request_id: str) -> None:
     log.error("unexpected error: %s", kind, extra={"type": kind, "at": places(error), "request_id": request_id})
 
 
+def log_failure(error: JpetsError, request_id: str) -> None:
+    """A failure of this server: its operator looks for the number that a client names."""
+    log.warning("failed", extra={"code": error.code, "request_id": request_id})
+
+
 async def _jpets_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, JpetsError)
-    if error.status == EngineFailure.status:  # of this server: its operator looks for the number that a client names
-        log.warning("failed", extra={"code": error.code, "request_id": request_id_of(request.scope)})
+    if error.status == EngineFailure.status:
+        log_failure(error, request_id_of(request.scope))
     return error_response(request.scope, error.status, error.code, error.message, retry_headers(error))
 
 

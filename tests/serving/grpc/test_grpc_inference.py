@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,13 +13,13 @@ import grpc
 import numpy as np
 import pytest
 from fastapi import FastAPI
-from remote import Remote
+from remote import InferRequest, Remote, streaming
 from support import wait_until
 
 from jpets.engine.engine import Engine
 from jpets.types import Classification, Embedding, Query, Tokens
 from serving.grpc import service as rpc
-from serving.grpc.messages import METHODS, SERVICE, InferResponse, StreamResponse, message
+from serving.grpc.messages import SERVICE, InferResponse
 from serving.protocols.oip.tensors import raw_of
 
 TEXTS = ["hello world", "a"]
@@ -161,6 +162,19 @@ def test_refusals(remote: Remote, fields: dict[str, Any], code: grpc.StatusCode,
     assert (refused.value.code(), part in refused.value.details()) == (code, True), refused.value.details()
 
 
+def test_failures_are_in_the_log_by_the_number_that_the_client_is_told(
+    remote: Remote, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: dict[str, Any] = {"model_name": "broken", "inputs": [TEXT]}
+    with caplog.at_level(logging.WARNING), pytest.raises(grpc.RpcError) as alone:
+        remote("ModelInfer", **asked)
+    with caplog.at_level(logging.WARNING):
+        (streamed,) = streaming(remote.channel)(iter([InferRequest(**asked)]), timeout=60)
+    logged = [vars(record)["request_id"] for record in caplog.records if record.message == "failed"]
+    assert len(set(logged)) == 2
+    assert logged[0] in str(alone.value.details()) and logged[1] in streamed.error_message
+
+
 def test_what_is_too_large_or_unknown_is_refused(remote: Remote) -> None:
     with pytest.raises(grpc.RpcError) as large:
         remote("ModelInfer", model_name="topic", inputs=[TEXT], raw_input_contents=[bytes(2 << 20)])
@@ -175,13 +189,9 @@ def test_what_is_too_large_or_unknown_is_refused(remote: Remote) -> None:
 
 
 def test_a_stream_answers_in_order_and_goes_on_after_an_error(remote: Remote) -> None:
-    request, response = (
-        message(each.name) for each in (METHODS["ModelStreamInfer"].input_type, METHODS["ModelStreamInfer"].output_type)
-    )
-    call = remote.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer", request.SerializeToString, response.FromString)
     models = ["topic", "no-such", "names", "tiny-bert"] * 40
-    asked = (request(model_name=name, id=str(at), inputs=[TEXT]) for at, name in enumerate(models))
-    answers = list(call(asked, timeout=60))
+    asked = (InferRequest(model_name=name, id=str(at), inputs=[TEXT]) for at, name in enumerate(models))
+    answers = list(streaming(remote.channel)(asked, timeout=60))
     assert [each.infer_response.id for each in answers] == [str(at) for at in range(len(models))]
     for name, each in zip(models, answers, strict=True):
         assert ("no-such" in each.error_message) == (name == "no-such")
@@ -200,7 +210,7 @@ def test_many_inputs_are_refused_before_they_are_read(remote: Remote, field: str
 @contextlib.contextmanager
 def silent_streams(address: str, count: int) -> Iterator[list[Any]]:
     """Calls on which nothing is sent."""
-    request, left = message("ModelInferRequest"), threading.Event()
+    left = threading.Event()
 
     def nothing() -> Iterator[Any]:
         left.wait(60)
@@ -210,10 +220,7 @@ def silent_streams(address: str, count: int) -> Iterator[list[Any]]:
         calls = []
         for _ in range(count):
             channel = closing.enter_context(grpc.insecure_channel(address))
-            method = channel.stream_stream(
-                f"/{SERVICE}/ModelStreamInfer", request.SerializeToString, StreamResponse.FromString
-            )
-            calls.append(method(nothing()))
+            calls.append(streaming(channel)(nothing()))
         closing.callback(left.set)
         yield calls
 
@@ -237,12 +244,9 @@ def test_a_silent_stream_ends(address: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_client_that_leaves_a_stream_unread_breaks_nothing(
     remote: Remote, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    method = METHODS["ModelStreamInfer"]
-    request, response = message(method.input_type.name), message(method.output_type.name)
     for _ in range(3):
         channel = grpc.insecure_channel(address)
-        call = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer", request.SerializeToString, response.FromString)
-        answers = call(request(model_name="names", inputs=[TEXT]) for _ in range(100))
+        answers = streaming(channel)(InferRequest(model_name="names", inputs=[TEXT]) for _ in range(100))
         assert next(answers).infer_response.model_name == "names"
         channel.close()
     assert remote("ServerLive").live

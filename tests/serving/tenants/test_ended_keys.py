@@ -20,13 +20,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from listening import listening as listening_http
 from listening_grpc import listening
+from remote import InferRequest, streaming
 from support import wait_until
 
 from checkpoints.access import Access
 from jpets.access import Key
 from jpets.engine.engine import Engine
 from serving.grpc import keys
-from serving.grpc.messages import SERVICE, StreamResponse, message
 from serving.hosted.service import Service
 from serving.http.settings import ConnectionLimits
 from serving.protocols import tasks
@@ -51,10 +51,8 @@ def reflect(channel: grpc.Channel, metadata: Metadata, again: threading.Event) -
 
 
 def infer(channel: grpc.Channel, metadata: Metadata, again: threading.Event) -> Any:
-    request = message("ModelInferRequest")
-    path = f"/{SERVICE}/ModelStreamInfer"
-    method = channel.stream_stream(path, request.SerializeToString, StreamResponse.FromString)
-    return method(twice(request(model_name="topic", inputs=[TEXT]), again), metadata=metadata, timeout=60)
+    asked = twice(InferRequest(model_name="topic", inputs=[TEXT]), again)
+    return streaming(channel)(asked, metadata=metadata, timeout=60)
 
 
 def twice(asked: Any, again: threading.Event) -> Iterator[Any]:
@@ -239,16 +237,15 @@ def unread(app: FastAPI, made: Any, again: threading.Event, monkeypatch: pytest.
     monkeypatch.setattr(keys, "LOOK", 0.05)
     told: list[str] = []
     monkeypatch.setattr(app.state.context.metrics, "remote_call", lambda method, code, seconds: told.append(code))
-    request, (key, metadata) = message("ModelInferRequest"), made()
+    key, metadata = made()
     texts = {**TEXT, "shape": [1000], "contents": {"bytes_contents": [b"hello"] * 1000}}
     window = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16))
     with (
         listening(app, limits=ConnectionLimits(most=1)) as address,
         grpc.insecure_channel(address, window) as channel,
     ):
-        path = f"/{SERVICE}/ModelStreamInfer"
-        method = channel.stream_stream(path, request.SerializeToString, StreamResponse.FromString)
-        stream = method(twice(request(model_name="vectors", inputs=[texts]), again), metadata=metadata)
+        asked = twice(InferRequest(model_name="vectors", inputs=[texts]), again)
+        stream = streaming(channel)(asked, metadata=metadata)
         wait_until(lambda: told == ["OK"])
         yield Unread(address, key, stream, told)
 

@@ -15,7 +15,7 @@ from clients import Call
 from fastapi import FastAPI
 from grpc_health.v1 import health_pb2
 from listening_grpc import listening
-from remote import Remote
+from remote import InferRequest, Remote, streaming
 from signed import Signed, operations
 
 from checkpoints.access import Access
@@ -146,11 +146,8 @@ def test_over_grpc(remote: Any, theirs: str) -> None:
         assert told(globex, method, theirs)[0] is None, method
     names = [each.name for each in acme("RepositoryIndex").models]
     assert theirs not in names and "topic" in names
-    request = message("ModelInferRequest")
-    path = "/inference.GRPCInferenceService/ModelStreamInfer"
-    stream = acme.channel.stream_stream(path, request.SerializeToString, message("ModelStreamInferResponse").FromString)
-    asked = [request(**fields_of("ModelInfer", id)) for id in (theirs, UNKNOWN, "topic")]
-    first, second, third = stream(iter(asked), metadata=acme.signed, timeout=30)
+    asked = [InferRequest(**fields_of("ModelInfer", id)) for id in (theirs, UNKNOWN, "topic")]
+    first, second, third = streaming(acme.channel)(iter(asked), metadata=acme.signed, timeout=30)
     assert first.error_message.replace(theirs, "X") == second.error_message.replace(UNKNOWN, "X") != ""
     assert not third.error_message
 
@@ -175,7 +172,7 @@ def test_grpc_needs_keys_of_the_right_scope(remote: Any) -> None:
 
 def test_refused_calls_are_counted_under_known_names(remote: Any, signed: Signed) -> None:
     remote("acme")
-    request, response = message("ModelInferRequest"), message("ModelInferResponse")
+    request, response = InferRequest, message("ModelInferResponse")
     for path in (
         "/inference.GRPCInferenceService/ModelInfer",
         "/inference.GRPCInferenceService/own",
@@ -189,7 +186,7 @@ def test_refused_calls_are_counted_under_known_names(remote: Any, signed: Signed
 
 def test_calls_without_a_key_take_no_places_and_are_not_read(remote: Any) -> None:
     remote("acme")
-    request, never = message("ModelInferRequest"), threading.Event()
+    request, never = InferRequest, threading.Event()
     methods = [
         ("/inference.GRPCInferenceService/ModelStreamInfer", message("ModelStreamInferResponse")),
         ("/grpc.health.v1.Health/Watch", health_pb2.HealthCheckResponse),
