@@ -25,6 +25,7 @@ from jpets.students.texts import Texts
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
+from jpets.training.holding_out import hold_out
 from jpets.training.labels import make_rows
 from jpets.training.methods import checked_settings, first_stage, is_direct, lead_of
 from jpets.training.metrics import check_can_score, main_name, scores
@@ -257,10 +258,13 @@ def train_at_depth(
 
 
 def split_examples(examples: Sequence[Example], share: float, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
-    """(texts to learn from, texts held out), drawn at random: at least one of each. Raises ``InvalidInput`` for fewer
-    than two."""
+    """(texts to learn from, texts held out), drawn at random, copies of a text on one side: at least one of each.
+
+    Raises ``InvalidInput`` for fewer than two.
+    """
     if len(examples) < 2:
         raise InvalidInput(f"expected two texts or more, one of them to judge by, found {len(examples)}")
-    order = np.random.default_rng([seed, len(examples)]).permutation(len(examples))
     count = min(len(examples) - 1, max(1, round(share * len(examples))))
-    return [examples[at] for at in np.sort(order[count:])], [examples[at] for at in np.sort(order[:count])]
+    parts = hold_out([(each.text, each.text_pair) for each in examples], count, seed)
+    learnt, held_out = ([examples[at] for at in sorted(part)] for part in parts)
+    return learnt, held_out

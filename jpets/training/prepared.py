@@ -14,6 +14,7 @@ from jpets.tokenizing import TextEncoder
 from jpets.training.batches import Rows
 from jpets.training.data import Example
 from jpets.training.heads import at_the_usual_answer, new_head, usual_answer
+from jpets.training.holding_out import hold_out
 from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.metrics import check_can_score
 from jpets.training.plan import DEFAULT_LENGTH, Training
@@ -138,15 +139,18 @@ def _check_strategy(rule: Preprocessing, head: Head, training: Training, example
 
 
 def _split(rows: Rows, training: Training) -> tuple[Rows, Rows]:
-    """(to train on, held out), by the seed. Raises ``InvalidInput`` if either would be empty."""
+    """(to train on, held out), by the seed, copies of a text on one side.
+
+    Raises ``InvalidInput`` if either would be empty.
+    """
     count = round(training.held_out * len(rows.tokens))
     if not 0 < count < len(rows.tokens):
         raise InvalidInput(
             f"expected texts to train on and to hold out, found {len(rows.tokens)} and a share of "
             f"{training.held_out:g} to hold out; give more, or a file of others"
         )
-    order = np.random.default_rng([training.plan.seed, len(rows.tokens)]).permutation(len(rows.tokens))
-    return rows.take(order[count:]), rows.take(order[:count])
+    learnt, held_out = hold_out(_keys(rows), count, training.plan.seed)
+    return rows.take(learnt), rows.take(held_out)
 
 
 def _keys(rows: Rows) -> list[bytes]:

@@ -259,6 +259,8 @@ def test_held_out_texts_are_not_learnt_from() -> None:
     for share in (0.01, 0.9, 0.99):
         learnt, judged = split_examples(every[:4], share, 3)
         assert learnt and judged and len(learnt) + len(judged) == 4
+    learnt, judged = split_examples(every * 2, 0.25, 3)
+    assert len(judged) == 10 and not {each.text for each in learnt} & {each.text for each in judged}
 
 
 def test_what_a_group_cannot_learn_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""Rows held out: drawn by the seed, and never copies of what is learnt from."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jpets.training.holding_out import hold_out
+
+TEXTS = st.lists(st.integers(0, 6), min_size=2, max_size=40)
+
+
+@given(TEXTS, st.integers(1, 39), st.integers(0, 5))
+def test_copies_of_a_text_stay_together(texts: list[int], count: int, seed: int) -> None:
+    count = min(count, len(texts) - 1)
+    learnt, held_out = hold_out(texts, count, seed)
+    assert sorted([*learnt, *held_out]) == list(range(len(texts))) and learnt and held_out
+    if len(set(texts)) == 1:
+        assert len(held_out) == count
+    else:
+        assert not {texts[at] for at in learnt} & {texts[at] for at in held_out}
+        fewest = min(Counter(texts).values())
+        assert len(held_out) <= max(count, fewest)
+        assert len(held_out) > count - max(Counter(texts[at] for at in learnt).values())
+
+
+@pytest.mark.parametrize("count", [1, 7, 29])
+def test_rows_of_different_texts_are_drawn_one_by_one(count: int) -> None:
+    order = np.random.default_rng([3, 30]).permutation(30)
+    learnt, held_out = hold_out([f"text {at}" for at in range(30)], count, 3)
+    assert held_out == order[:count].tolist() and learnt == order[count:].tolist()
