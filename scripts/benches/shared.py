@@ -42,6 +42,8 @@ console = Console(stderr=True)
 LABELS = 4
 NO_SLOTS: Mapping[ClassKey, int] = MappingProxyType({})
 MOST_WARM_UPS = 5
+WIDEST = 2000
+"""Columns of letters that a table in a file may take."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,13 +243,22 @@ def report(name: str, settings: Mapping[str, Any], systems: Mapping[str, Any], o
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(document, indent=1) + "\n")
-    table = Table(title=name)
-    columns = list(dict.fromkeys(key for figures in systems.values() for key in figures))
-    for column in ("system", *columns):
-        table.add_column(column)
-    for system, figures in systems.items():
-        table.add_row(system, *(_show(figures.get(column)) for column in columns))
-    Console().print(table)
+    show_table(name, systems)
+
+
+def show_table(name: str, systems: Mapping[str, Any]) -> None:
+    """Prints a line a system, or a line a figure where there are more of these; in a file whole, however wide."""
+    kinds = list(dict.fromkeys(kind for figures in systems.values() for kind in figures))
+    lines = [[system, *(_show(own.get(kind)) for kind in kinds)] for system, own in systems.items()]
+    cells = [["system", *kinds], *lines]
+    if len(kinds) > len(systems):
+        cells = [list(line) for line in zip(*cells, strict=True)]
+    table = Table(*cells[0], title=name)
+    for line in cells[1:]:
+        table.add_row(*line)
+    screen = Console()
+    whole = screen.measure(table, options=screen.options.update(width=WIDEST)).maximum
+    Console(width=screen.width if screen.is_terminal else whole).print(table)
 
 
 def _show(value: Any) -> str:

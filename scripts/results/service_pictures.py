@@ -19,9 +19,9 @@ def draw_serving(found: Sequence[Document]) -> None:
         for system, figures in document.systems.items():
             points = figures["curve"]
             rates = [point["rate"] for point in points]
-            label = SYSTEMS.get(system, system)
-            row[0].plot(rates, [point["responses"] for point in points], marker="o", label=label)
-            row[1].plot(rates, [point["p99"] * 1e3 for point in points], marker="o", label=label)
+            look = {"marker": "o", "label": SYSTEMS[system], "color": f"C{list(SYSTEMS).index(system)}"}
+            row[0].plot(rates, [point["responses"] for point in points], **look)
+            row[1].plot(rates, [point["p99"] * 1e3 for point in points], **look)
         _ends(row[0], "responses a second")
         _ends(row[1], "p99 latency, ms")
         target = document.settings["target"] * 1e3
