@@ -12,16 +12,15 @@ def hold_out(texts: Sequence[Hashable], count: int, seed: int) -> tuple[list[int
     """(rows to learn from, ``count`` rows held out, which is neither none nor all), in an order drawn by the seed.
 
     Rows of equal ``texts`` stay together, as a copy that was learnt from would be judged too well. So fewer may be held
-    out, and more only where every text has more copies. Only rows that are all of one text are parted.
+    out. Where those would be less than half, as of a few texts with many copies each, rows are drawn one by one.
     """
     order = np.random.default_rng([seed, len(texts)]).permutation(len(texts)).tolist()
     copies = Counter(texts[at] for at in order)
-    if len(copies) == 1:
-        return order[count:], order[:count]
     held, room = set[Hashable](), count
     for text, own in copies.items():
         if own <= room:
             held.add(text)
             room -= own
-    held = held or {min(copies, key=copies.__getitem__)}
+    if room > count / 2:
+        return order[count:], order[:count]
     return [at for at in order if texts[at] not in held], [at for at in order if texts[at] in held]

@@ -19,13 +19,16 @@ def test_copies_of_a_text_stay_together(texts: list[int], count: int, seed: int)
     count = min(count, len(texts) - 1)
     learnt, held_out = hold_out(texts, count, seed)
     assert sorted([*learnt, *held_out]) == list(range(len(texts))) and learnt and held_out
-    if len(set(texts)) == 1:
-        assert len(held_out) == count
+    if {texts[at] for at in learnt} & {texts[at] for at in held_out}:
+        assert len(held_out) == count and max(Counter(texts).values()) > count / 2
     else:
-        assert not {texts[at] for at in learnt} & {texts[at] for at in held_out}
-        fewest = min(Counter(texts).values())
-        assert len(held_out) <= max(count, fewest)
-        assert len(held_out) > count - max(Counter(texts[at] for at in learnt).values())
+        fewest = min(Counter(texts[at] for at in learnt).values())
+        assert max(count / 2, count + 1 - fewest) <= len(held_out) <= count
+
+
+def test_few_texts_with_many_copies_are_parted() -> None:
+    learnt, held_out = hold_out(["a"] * 10 + ["b"] * 10 + ["c"], 6, 0)
+    assert len(held_out) == 6 and len(learnt) == 15
 
 
 @pytest.mark.parametrize("count", [1, 7, 29])
