@@ -1,4 +1,4 @@
-"""Rows held out: drawn by the seed, and never copies of what is learnt from."""
+"""Rows held out: drawn by the seed, and copies of a text together, unless few texts have most rows."""
 
 from __future__ import annotations
 
