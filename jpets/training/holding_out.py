@@ -12,7 +12,8 @@ def hold_out(texts: Sequence[Hashable], count: int, seed: int) -> tuple[list[int
     """(rows to learn from, ``count`` rows held out, which is neither none nor all), in an order drawn by the seed.
 
     Rows of equal ``texts`` stay together, as a copy that was learnt from would be judged too well. So fewer may be held
-    out. Where those would be less than half, as of a few texts with many copies each, rows are drawn one by one.
+    out. Where those would be less than half, or copies of one text alone, rows are drawn one by one: one text, of one
+    label, tells too little of others.
     """
     order = np.random.default_rng([seed, len(texts)]).permutation(len(texts)).tolist()
     copies = Counter(texts[at] for at in order)
@@ -21,6 +22,6 @@ def hold_out(texts: Sequence[Hashable], count: int, seed: int) -> tuple[list[int
         if own <= room:
             held.add(text)
             room -= own
-    if room > count / 2:
+    if room > count / 2 or len(held) < min(count, 2):
         return order[count:], order[:count]
     return [at for at in order if texts[at] not in held], [at for at in order if texts[at] in held]
