@@ -20,7 +20,7 @@ from checkpoints.finite import check_finite
 from checkpoints.listing import listing
 from checkpoints.sentence import MODULES, Sentence, lowered, model_folder, read_sentence
 from checkpoints.settings import read_json
-from checkpoints.tensors import read_tensors
+from checkpoints.tensors import SAFETENSORS, read_tensors
 from checkpoints.tokenizer import read_tokenizer
 from checkpoints.wrappers import unwrapped
 from jpets.config import BackboneConfig
@@ -28,6 +28,8 @@ from jpets.errors import InvalidBackbone, InvalidTask
 from jpets.types import BY_MEAN
 
 Tensors = Mapping[str, npt.NDArray[Any]]
+ADAPTER = "adapter_config.json"
+"""Of an adapter, of which ``transformers`` computes a model beside it with."""
 MOST_PROBLEMS = 6
 """Problems that are shown of a Sentence-Transformers folder."""
 MOST_LAYERS = 1000
@@ -40,6 +42,11 @@ def read_backbone(folder: Path, name: str | None = None) -> Backbone:
     Raises ``InvalidBackbone`` with missing or wrongly shaped tensors, and for settings that cannot be computed.
     """
     inner = model_folder(folder)
+    if (inner / ADAPTER).is_file():
+        raise InvalidBackbone(
+            f"expected a model, found one with an adapter, which transformers computes with it ({ADAPTER}); give a "
+            "copy of the folder without the adapter, and see jpets task import for that"
+        )
     settings = read_settings(inner)
     family = family_of(settings)
     tensors = unwrapped(read_tensors(inner))
@@ -74,8 +81,8 @@ def _sentence(folder: Path, config: BackboneConfig) -> Sentence:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a folder. Raises ``InvalidBackbone``, also where it names a class of its own for the model:
-    its tensors may have the usual names and be used in another way."""
+    """``config.json`` of a folder. Raises ``InvalidBackbone``, also where it names a class of its own for the model, as
+    its tensors may have the usual names and be used in another way, or a file of its own for the weights."""
     settings = read_json(folder / "config.json", InvalidBackbone)
     found = settings.get("auto_map")
     own = sorted(name for name in found if str(name).startswith("AutoModel")) if isinstance(found, Mapping) else ()
@@ -83,6 +90,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise InvalidBackbone(
             f"config.json: auto_map names code of its own for {own[0]}, which is not run; where it is a plain model "
             "of its model_type, remove auto_map"
+        )
+    if (weights := settings.get("transformers_weights")) not in (None, SAFETENSORS):
+        raise InvalidBackbone(
+            f"config.json: transformers_weights: expected none, found {str(weights)[:80]!r}; give that file the name "
+            f"{SAFETENSORS}, and remove the setting"
         )
     return settings
 

@@ -304,5 +304,6 @@ def _limit(folder: Path, settings: Mapping[str, Any], problems: list[str]) -> in
             found: int | None = expect_count(given, option, None, problems)
             return found
     file = model_folder(folder) / "tokenizer_config.json"
-    limit: Any = read_json(file).get("model_max_length") if file.is_file() else None
+    known = read_json(file) if file.is_file() else {}
+    limit: Any = known.get("model_max_length", known.get("max_len"))  # the older name
     return int(limit) if is_number(limit) and 1 <= limit <= UNLIMITED else None

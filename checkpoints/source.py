@@ -8,7 +8,7 @@ from pathlib import Path
 
 from checkpoints.backbone import Backbone
 from checkpoints.e5_container import container_in, read_container
-from checkpoints.huggingface import read_backbone
+from checkpoints.huggingface import ADAPTER, read_backbone
 from checkpoints.native import is_native, read_native
 from checkpoints.sentence import MODULES, PROMPTS, model_folder
 from checkpoints.tensors import SAFETENSORS, TORCH, index_of, shard_names
@@ -24,11 +24,10 @@ TOKENIZERS = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model",
 )  # fmt: skip
-SMALL = (CONFIG, *TOKENIZERS, MODULES, PROMPTS, "sentence_*_config.json", "*.index.json")
+SMALL = (CONFIG, ADAPTER, *TOKENIZERS, MODULES, PROMPTS, "sentence_*_config.json", "*.index.json")
 """Files that describe a model on the hub, apart from its modules' folders."""
 OF_MODULES = ("[0-9]*_*/*.json", "[0-9]*_*/*.txt", "[0-9]*_*/*.model")
 """In the folders of a Sentence-Transformers model's modules, all but the weights."""
-ADAPTER = "adapter_config.json"
 
 
 def load_backbone(source: str | Path, name: str | None = None) -> Backbone:

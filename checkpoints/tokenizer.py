@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from checkpoints.settings import read_optional
+from checkpoints.tokenizer_comparison import around, same_parts
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone
 from jpets.files import read_bounded
@@ -91,33 +92,6 @@ def read_tokenizer(folder: Path, settings: Mapping[str, Any], config: BackboneCo
 
 def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (JSON, *OTHER))
-
-
-def differences(own: str, other: str, types: int) -> list[str]:
-    """The parts of a ``tokenizer.json`` that make something else of a text than those of another one, apart from the
-    tokens' numbers. ``types``: how many token types the model has."""
-    documents = [json.loads(text) for text in (own, other)]
-    sides = [(document.get("truncation") or {}).get("direction", "Right") for document in documents]
-    plain = [json.dumps({**document, "truncation": None, "padding": None}) for document in documents]  # they act too
-    same = _same_parts(Tokenizer.from_str(plain[0]), Tokenizer.from_str(plain[1]), types)
-    found = [part for part in ("normalizer", "post_processor") if not same[part]]
-    if _divider(documents[0]) != _divider(documents[1]):
-        found.append("pre_tokenizer")
-    return [*found, *(["truncation's direction"] if sides[0] != sides[1] else [])]
-
-
-def sets_space(tokenizer_json: str) -> bool:
-    """Whether a byte-level tokenizer sets a space before a text, as those for texts that were divided into words do."""
-    return '"add_prefix_space":true' in json.dumps(json.loads(tokenizer_json)["pre_tokenizer"], separators=(",", ":"))
-
-
-def _divider(document: Document) -> Document | None:
-    """What divides texts into words, but for ``sets_space``, which concerns a text's first word alone."""
-    found = document["pre_tokenizer"]
-    parts = [found] if found is None or "pretokenizers" not in found else found["pretokenizers"]
-    less = ("add_prefix_space", "trim_offsets")
-    plain = [part and {key: value for key, value in part.items() if key not in less} for part in parts]
-    return {"parts": plain}
 
 
 def _read_json(path: Path) -> Document:
@@ -282,50 +256,12 @@ def _check_what_is_read(folder: Path) -> None:
 def _merged(own: Tokenizer, theirs: Tokenizer, types: int) -> tuple[Document, bool]:
     """``own`` with those parts of ``theirs`` that act differently; also whether there are any."""
     document, other = json.loads(own.to_str()), json.loads(theirs.to_str())
-    changed = {part: other[part] for part, equal in _same_parts(own, theirs, types).items() if not equal}
+    changed = {part: other[part] for part, equal in same_parts(own, theirs, types).items() if not equal}
     return {**document, **changed}, bool(changed)
 
 
-def _same_parts(own: Tokenizer, theirs: Tokenizer, types: int) -> dict[str, bool]:
-    """Which parts act alike."""
-    document, other = json.loads(own.to_str()), json.loads(theirs.to_str())
-    return {
-        "normalizer": _local(document) == _local(other),
-        "pre_tokenizer": document["pre_tokenizer"] == other["pre_tokenizer"],
-        "model": _told(document["model"]) == _told(other["model"]),
-        "added_tokens": sorted(document["added_tokens"], key=str) == sorted(other["added_tokens"], key=str),
-        "post_processor": _around(own, theirs, types) == _around(theirs, theirs, types),
-    }
-
-
-def _told(model: Document) -> Document:
-    """Settings without those that are empty; merges in one spelling."""
-    told = {key: value for key, value in model.items() if value not in (None, "", False)}
-    if "merges" in told:
-        told["merges"] = [each if isinstance(each, str) else " ".join(each) for each in told["merges"]]
-    return told
-
-
-def _local(document: Document) -> list[Document]:
-    """Its normalizers, but those that only change spaces where words are divided by spaces anyway."""
-    normalizer, divider = document["normalizer"], document["pre_tokenizer"] or {}
-    parts = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
-    first = (divider.get("pretokenizers") or [divider])[0]
-    if first.get("type") != "WhitespaceSplit":
-        return list(parts)
-    spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-    return [part for part in parts if part != spaces and part["type"] != "Strip"]
-
-
-def _around(tokenizer: Tokenizer, encoder: Tokenizer, types: int) -> list[tuple[list[int], list[int]]]:
-    """Ids and types of a text and of a pair, with what the tokenizer sets around them; ``types`` of the model."""
-    first, second = (encoder.encode(text, add_special_tokens=False) for text in ("a", "a b c"))
-    found = [tokenizer.post_process(first, None, True), tokenizer.post_process(first, second, True)]
-    return [(each.ids, [type % max(1, types) for type in each.type_ids]) for each in found]
-
-
 def _has_types(tokenizer: Tokenizer) -> bool:
-    return any(any(types) for _, types in _around(tokenizer, tokenizer, 1 << 20))
+    return any(any(types) for _, types in around(tokenizer, tokenizer, 1 << 20))
 
 
 def _without_types(processor: Document | None) -> Document:

@@ -177,7 +177,7 @@ def labels_of(head: Head, settings: Mapping[str, Any], wishes: Wishes, problems:
 def problem_of(settings: Mapping[str, Any], wishes: Wishes, problems: list[str]) -> Problem | None:
     """What a classifier decides: the user's wish, else what ``config.json`` says, if anything."""
     written = settings.get("problem_type")
-    if wishes.problem is None and written is not None and written not in PROBLEMS:
+    if wishes.problem is None and written is not None and str(written) not in PROBLEMS:
         problems.append(f"problem_type: expected one of {sorted(PROBLEMS)}, found {str(written)[:80]!r}")
     return wishes.problem or PROBLEMS.get(str(written))
 

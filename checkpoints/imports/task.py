@@ -18,6 +18,7 @@ from checkpoints.imports.sentence import cut
 from checkpoints.imports.tokens import check_tokenizer
 from checkpoints.sentence import model_folder
 from checkpoints.settings import read_json, read_optional
+from checkpoints.tensors import READERS
 from checkpoints.validation import refuse, validate
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Preprocessing, Task
@@ -32,13 +33,16 @@ def read_adapter(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported |
     read = read_adapterhub if is_adapterhub(read_json(inner / CONFIG)) else read_peft
     model = read_optional(inner / "config.json")  # of the model that was tuned
     compared = check_tokenizer(folder, {"model_type": backbone.config.family, **model}, backbone.config, backbone)
+    beside: tuple[str, ...] = ()
+    if any((inner / name).is_file() for name in READERS):
+        beside = (f"the folder holds its base model too, and {backbone.name!r} must hold the same weights",)
     found, problems = read(folder, backbone, wishes), list[str]()
     if found.head.type == "sequence-classification":
         found = as_cross_encoder(found, folder, model, backbone, problems)
     refuse(problems)
     return cut(
         dataclasses.replace(
-            found, notes=(*compared.notes, *found.notes), preprocessing=compared.cut(found.preprocessing)
+            found, notes=(*compared.notes, *beside, *found.notes), preprocessing=compared.cut(found.preprocessing)
         ),
         wishes,
     )

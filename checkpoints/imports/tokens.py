@@ -11,7 +11,8 @@ import tokenizers
 
 from checkpoints.backbone import Backbone
 from checkpoints.sentence import lowered, model_folder, transformer_settings
-from checkpoints.tokenizer import differences, has_tokenizer, read_tokenizer, sets_space
+from checkpoints.tokenizer import has_tokenizer, read_tokenizer
+from checkpoints.tokenizer_comparison import differences, read_otherwise, sets_space
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone, InvalidTask
 from jpets.types import Preprocessing
@@ -46,22 +47,18 @@ def check_tokenizer(folder: Path, settings: Mapping[str, Any], config: BackboneC
     except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot read
         raise InvalidTask("tokenizer.json cannot be read; save the fast tokenizer again") from error
     theirs = tokenizers.Tokenizer.from_str(backbone.tokenizer_json).get_vocab()
-    others = [token for token, id in ids.items() if theirs.get(token) != id]
-    if others:
-        listed = ", ".join(repr(token[:40]) for token in sorted(others)[:3])
-        raise InvalidTask(
-            f"tokenizer.json: {len(others)} tokens have other numbers than in the backbone {backbone.name!r}, such as "
-            f"{listed}; give the backbone that the model was trained on"
-        )
+    _refuse_tokens([token for token, id in ids.items() if theirs.get(token) != id], "have other numbers than", backbone)
     parts = differences(own, backbone.tokenizer_json, config.type_vocab_size)
     if parts and transformer_settings(folder).get("do_lower_case") is True:  # the library does it before the tokenizer
-        parts = differences(lowered(own), backbone.tokenizer_json, config.type_vocab_size)
+        own = lowered(own)
+        parts = differences(own, backbone.tokenizer_json, config.type_vocab_size)
     if parts:
         raise InvalidTask(
             f"the tokenizer's {', '.join(parts)}: expected what the backbone {backbone.name!r} has, found another, so "
             "that texts would become other tokens (as of a model for lower-case texts); give the backbone that the "
             "model was trained on, with the model's own tokenizer files"
         )
+    _refuse_tokens(read_otherwise(own, backbone.tokenizer_json), "are read from texts otherwise than", backbone)
     notes: tuple[str, ...] = ()
     if sets_space(own) != sets_space(backbone.tokenizer_json):
         notes = ("its tokenizer and the backbone's differ in whether a space is set before a text's first word",)
@@ -71,3 +68,12 @@ def check_tokenizer(folder: Path, settings: Mapping[str, Any], config: BackboneC
             f"its tokenizer cuts texts to {own_length} tokens where asked, the backbone's to {usual}: --max-length",
         )
     return Compared(notes, own_length if own_length > usual else None)
+
+
+def _refuse_tokens(found: list[str], how: str, backbone: Backbone) -> None:
+    if found:
+        listed = ", ".join(repr(token[:40]) for token in sorted(found)[:3])
+        raise InvalidTask(
+            f"tokenizer.json: {len(found)} tokens {how} in the backbone {backbone.name!r}, such as {listed}; give the "
+            "backbone that the model was trained on, with the model's own tokenizer"
+        )

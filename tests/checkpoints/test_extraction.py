@@ -22,7 +22,7 @@ from checkpoints.imports.full import FullModel
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported
 from checkpoints.imports.task import extracted, make_task, read_model
-from checkpoints.tokenizer import differences, sets_space
+from checkpoints.tokenizer_comparison import differences, sets_space
 from jpets.app.jobs.extraction import AUTO
 from jpets.errors import InvalidBackbone, InvalidTask
 from jpets.types import Task

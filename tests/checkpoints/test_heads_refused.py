@@ -170,6 +170,19 @@ def test_normalisation_is_wished_of_embeddings_alone(wish: bool, tmp_path: Path)
         read(IMPORTS / "peft" / "lora", Wishes(normalize=wish))
 
 
+@pytest.mark.parametrize("written", ["other", ["multi_label_classification"], {}])
+def test_a_problem_type_that_is_none_is_refused(written: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidTask, match="problem_type: expected one of"):
+        read_model(write_full(tmp_path, biases, problem_type=written), tiny(), Wishes())
+
+
+def test_an_adapter_beside_its_model_says_so(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "own")
+    assert not any("holds its base model too" in note for note in read(folder).notes)
+    shutil.copy(FIXTURES / "tiny-bert" / "model.safetensors", folder)
+    assert any("holds its base model too, and 'tiny-bert' must" in note for note in read(folder).notes)
+
+
 def test_a_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
     folder = write_full(tmp_path, biases)
     document = json.loads((folder / "tokenizer.json").read_text())

@@ -47,6 +47,19 @@ def test_values_land_where_they_belong(bert: Any, save_hf: Callable[..., Path]) 
     np.testing.assert_array_equal(layer["ffn_out"], bert.tensors["encoder.layer.1.output.dense.weight"].T)
 
 
+def test_what_the_library_would_read_instead_is_refused(bert: Any, save_hf: Callable[..., Path]) -> None:
+    """An adapter beside a model is computed with it; weights may lie in a file that the settings name."""
+    folder = save_hf({**bert.settings, "transformers_weights": "tuned.safetensors"}, bert.tensors)
+    with pytest.raises(InvalidBackbone, match=r"transformers_weights: expected none, found 'tuned\.safetensors'"):
+        read_backbone(folder)
+    folder = save_hf({**bert.settings, "transformers_weights": "model.safetensors"}, bert.tensors, name="usual")
+    assert read_backbone(folder).config.family == "bert"
+    (folder / "adapter_config.json").write_text("{}")
+    for read in (read_backbone, load_backbone):
+        with pytest.raises(InvalidBackbone, match="expected a model, found one with an adapter"):
+            read(folder)
+
+
 def test_canonical_form_and_back(family: Any) -> None:
     rng = np.random.default_rng(1)
     tensors = {name: rng.random(shape, np.float32) for name, shape in canonical_shapes(family.config).items()}

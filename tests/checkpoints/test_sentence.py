@@ -154,6 +154,8 @@ LENGTHS: list[tuple[dict[str, Any] | None, dict[str, Any] | None, int]] = [
     ({"max_seq_length": 16, "tokenizer_args": {"model_max_length": 20}}, None, 20),
     ({"max_seq_length": 512}, None, 128),  # more than the model takes
     (None, {"model_max_length": 1e30}, 128),
+    (None, {"max_len": 32}, 32),  # as older tokenizers call it
+    (None, {"max_len": 32, "model_max_length": 48}, 48),
 ]
 
 
