@@ -77,6 +77,9 @@ def documented_as(body: type[BaseModel], *statuses: int) -> dict[int | str, dict
     return {status: {"content": {"application/json": {"schema": schema}}} for status in statuses}
 
 
+INFERENCE_ERRORS = documented_as(InferenceErrorBody, *MANY_STATUSES)
+
+
 def error_response(
     scope: Mapping[str, object], status: int, code: str, message: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:

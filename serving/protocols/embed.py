@@ -10,6 +10,7 @@ from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from jpets.types import Embedding, Query, Result, Side, Task
+from serving.http.errors import INFERENCE_ERRORS
 from serving.http.fields import Int64, Many, ModelName, Text
 from serving.protocols.classify import usage
 from serving.protocols.embeddings import check_dimensions, embedding_task, encoded
@@ -80,7 +81,9 @@ class EmbedResponse(BaseModel):
     meta: Meta
 
 
-@router.post("/v2/embed", response_model=EmbedResponse, summary="Embed texts, as Cohere does")
+@router.post(
+    "/v2/embed", response_model=EmbedResponse, responses=INFERENCE_ERRORS, summary="Embed texts, as Cohere does"
+)
 async def embed(
     request: Request, here: Here, body: Annotated[EmbedRequest, Body(openapi_examples=EXAMPLES)]
 ) -> Response:

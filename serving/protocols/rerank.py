@@ -12,6 +12,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool
 
 from jpets.errors import InvalidInput
 from jpets.types import Query, Result
+from serving.http.errors import INFERENCE_ERRORS
 from serving.http.fields import Int64, Many, ModelName, Text
 from serving.protocols.classify import usage
 from serving.protocols.relevance import best_first, relevances, scoring_task
@@ -169,7 +170,7 @@ def _pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[tupl
 for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
     router.add_api_route(
         path, rerank, methods=["POST"], response_model=RerankResponse, summary="Rank texts by a query",
-        route_class_override=JSONRoute,
+        route_class_override=JSONRoute, responses=INFERENCE_ERRORS if path.startswith("/v2/") else None,
     )  # fmt: skip
 for path in ("/v1/score", "/score"):
     router.add_api_route(

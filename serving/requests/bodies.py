@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import zlib
+from collections.abc import Collection
 from email.message import Message
 from typing import Any, NoReturn
 
@@ -135,8 +137,11 @@ def _parsed(body: bytes, adapter: TypeAdapter[Any]) -> Any:
         return adapter.validate_json(body)
     except ValidationError as error:
         problem = error
-    if (less := _without_unknown_nulls(body, problem)) is not None:
+    if (less := _without_nulls(body, problem, ("extra_forbidden",))) is not None:
         return _parsed(less, adapter)
+    if (less := _without_nulls(body, problem)) is not None:
+        with contextlib.suppress(ValidationError):  # of an option that must be there
+            return adapter.validate_json(less)
     if problem.error_count() == 1 and (found := problem.errors(include_url=False)[0])["type"] == "json_invalid":
         document = _lenient(body, found["ctx"]["error"])
         try:
@@ -146,11 +151,11 @@ def _parsed(body: bytes, adapter: TypeAdapter[Any]) -> Any:
     raise InvalidInput(worded(problem.errors(include_url=False, include_context=False, include_input=False)))
 
 
-def _without_unknown_nulls(body: bytes, problem: ValidationError) -> bytes | None:
-    """The body without the options at its top that are unknown and null, as some clients send for what their caller
-    left out; None if it has none."""
+def _without_nulls(body: bytes, problem: ValidationError, kinds: Collection[str] = ()) -> bytes | None:
+    """The body without the options at its top that are null and a problem, of these kinds or of any: some clients send
+    them for what their caller left out, also options that there are not. None if it has none."""
     errors = problem.errors(include_url=False, include_context=False)
-    names = {str(e["loc"][-1]) for e in errors if e["type"] == "extra_forbidden" and e["input"] is None}
+    names = {str(e["loc"][-1]) for e in errors if e["input"] is None and (not kinds or e["type"] in kinds)}
     document = json.loads(body) if names else None
     if not isinstance(document, dict):
         return None

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from jpets.errors import InvalidInput
 from jpets.types import Result
-from serving.http.errors import MANY_STATUSES, InferenceErrorBody, documented_as
+from serving.http.errors import INFERENCE_ERRORS
 from serving.http.fields import Int64, Many, ModelName, Text
 from serving.http.responses import FastJSONResponse
 from serving.protocols.oip import binary
@@ -24,8 +24,7 @@ from serving.requests.context import Here, server_version
 from serving.requests.deadlines import in_time, seconds_of
 from serving.requests.routes import BytesBehind, JSONRoute, TimedRoute
 
-ERRORS = documented_as(InferenceErrorBody, *MANY_STATUSES)
-router = APIRouter(prefix="/v2", tags=["open inference protocol"], responses=ERRORS)
+router = APIRouter(prefix="/v2", tags=["open inference protocol"], responses=INFERENCE_ERRORS)
 
 EXAMPLES = {
     "texts": {

@@ -345,6 +345,9 @@ def test_openapi_describes_every_route(call: Call) -> None:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             assert operation["summary"] and set(operation["tags"]) <= tags and operation["tags"], path
+            if "422" in operation["responses"]:
+                body = "InferenceErrorBody" if f"{path}/".startswith("/v2/") else "ErrorBody"
+                assert f"schemas/{body}'" in str(operation["responses"]["422"]), path
 
 
 def test_docs_load_nothing_from_elsewhere(call: Call) -> None:

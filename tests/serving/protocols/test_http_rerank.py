@@ -149,6 +149,21 @@ def test_an_unknown_option_may_be_null(call: Call) -> None:
         assert call("POST", path, json=body | {"later": None}).status_code == 200, path
 
 
+def test_an_option_with_a_default_may_be_null(call: Call) -> None:
+    pair = {"query": QUERY, "texts": TEXTS}
+    for path, body in (
+        ("/tei/price/rerank", {**pair, "raw_scores": None, "return_text": None, "later": None}),
+        ("/tei/price/predict", {"inputs": [QUERY, TEXTS[0]], "raw_scores": None}),
+        ("/v2/repository/index", {"ready": None}),
+    ):
+        answer = call("POST", path, json=body)
+        plain = {name: value for name, value in body.items() if value is not None}
+        assert answer.status_code == 200 and answer.json() == call("POST", path, json=plain).json(), path
+    for wrong in ({**pair, "query": None}, {**pair, "query": None, "return_text": None}, {**pair, "texts": None}):
+        refused = call("POST", "/tei/price/rerank", json=wrong)
+        assert refused.status_code == 422 and ("query" in refused.text) != ("texts" in refused.text)
+
+
 def test_the_routes_of_text_embeddings_inference(call: Call, engine: Engine, logits: np.ndarray) -> None:
     order = np.argsort(-logits).tolist()
     asked = {"query": QUERY, "texts": TEXTS}
