@@ -106,7 +106,9 @@ def test_commands_list_and_delete_domains_of_a_server(server: tuple[Call, Jobs])
         listed = json.loads(run(["plot", "list", "--server", url, "--json"]).stdout)
         assert {each["name"]: each["tasks"] for each in listed} == {None: 1, "games": 1, "science": 0}
         assert "science" in run(["plot", "list", "--server", url]).stdout
-        result = run(["plot", "delete", "tiny-bert-tables", "games", "--server", url])
+        result = run(["plot", "list", "--json"], env={"JPETS_SERVER": url})
+        assert json.loads(result.stdout) == listed
+        result = run(["plot", "delete", "tiny-bert-tables", "games"], env={"JPETS_SERVER": url})
         assert result.exit_code == 1 and "1 tasks use domain 'games'" in result.stderr
         assert run(["plot", "delete", "tiny-bert-tables", "science", "--server", url]).exit_code == 0
     assert {item["name"] for item in call("GET", "/v1/domains").json()["domains"]} == {None, "games"}

@@ -13,7 +13,15 @@ import typer
 
 from jpets.app.commands.app import App
 from jpets.app.commands.client.client import Server
-from jpets.app.commands.options import Kept, Seed, TextColumn, TextPair, TrainingDType, check_new_folder
+from jpets.app.commands.options import (
+    Kept,
+    Seed,
+    TextColumn,
+    TextPair,
+    TrainingDType,
+    check_new_folder,
+    on_command_line,
+)
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table, reporting, size
 from jpets.config import DType
 from jpets.errors import InvalidInput
@@ -37,7 +45,7 @@ Guesses = Annotated[float, typer.Option(min=0, help="weight of guessing hidden t
 Sample = Annotated[
     int | None, typer.Option(min=1, help="texts to train on, drawn at random; n-grams are counted in all. Default: all")
 ]
-OnServer = Annotated[str | None, typer.Option("--server", help="URL of a running server")]
+OnServer = Annotated[str | None, typer.Option("--server", envvar="JPETS_SERVER", help="URL of a running server")]
 MaxLength = Annotated[int, typer.Option(min=2, help="tokens that texts are cut to in training")]
 
 
@@ -144,6 +152,7 @@ def domain(
 
 @app.command("list")
 def list_domains(
+    context: typer.Context,
     backbone: Annotated[
         Path | None, typer.Argument(exists=True, file_okay=False, help="folder that jpets plot root wrote")
     ] = None,
@@ -154,6 +163,8 @@ def list_domains(
 
     A server lists those of all its backbones, with the tasks that use them and where tokens of texts were found.
     """
+    if backbone is not None and not on_command_line(context, "server"):
+        server = None
     if (backbone is None) == (server is None):
         raise typer.BadParameter("expected the folder of a backbone, or --server")
     if backbone is None:
@@ -184,8 +195,8 @@ def delete(
 ) -> None:
     """Remove a domain from a backbone's tables, in its folder or on a server.
 
-    A server refuses while tasks or jobs use it. In a folder nothing is known of tasks: those that were trained in it
-    are refused from then on, also by a server that runs.
+    A server, also one that JPETS_SERVER names, refuses while tasks or jobs use it. In a folder nothing is known of
+    tasks: those that were trained in it are refused from then on, also by a server that runs.
     """
     if server is not None:
         path = f"/v1/domains/{quote(name, safe='')}?backbone={quote(backbone, safe='')}"
