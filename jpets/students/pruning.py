@@ -102,10 +102,11 @@ def prune(
 
 
 def answer_losses(head: Head, logits: Float[Array, "m n c"], teacher: Float[Array, "n c"]) -> Float[Array, "m n"]:
-    """How far answers are from the teacher's: cross-entropy with its probabilities, of values the squared error."""
-    if head.problem == "regression":
+    """How far answers are from the teacher's: cross-entropy with its probabilities, of other values the squared
+    error."""
+    if head.problem == "regression" and not head.is_score:
         return jnp.square(logits - teacher).mean(-1)
-    if head.problem == "multi-label":
+    if head.is_score or head.problem == "multi-label":
         return optax.sigmoid_binary_cross_entropy(logits, jax.nn.sigmoid(teacher)[None]).mean(-1)
     return -(jax.nn.softmax(teacher) * jax.nn.log_softmax(logits)).sum(-1)
 
@@ -113,6 +114,7 @@ def answer_losses(head: Head, logits: Float[Array, "m n c"], teacher: Float[Arra
 def _start_of_head(teacher: Head, ensemble: Ensemble, width: int, seed: int) -> Head:
     outputs = teacher.outputs
     head = new_head("sequence-classification", teacher.problem, outputs, width, seed=seed)
+    head = dataclasses.replace(head, relevance=teacher.relevance)
     if teacher.dense:  # it reads the vector through another layer
         return head
     kernel = np.asarray(teacher.tensors["kernel"], np.float32)

@@ -188,7 +188,7 @@ def _task(
     id: str, backbone: LoadedBackbone, teacher: Task, rule: Preprocessing, student: Student, pruned: Pruned, best: int
 ) -> Task:
     deltas = [delta for tree in pruned.trees[:best] for delta in student.recipe.finish(tree)]
-    head = dataclasses.replace(pruned.head, pooling=student.pooling, relevance=teacher.head.relevance)
+    head = dataclasses.replace(pruned.head, pooling=student.pooling)
     rule = dataclasses.replace(rule, thresholds=teacher.preprocessing.thresholds)
     return Task(id, BackboneRef.of(backbone), tuple(deltas), head, teacher.labels, rule)
 

@@ -46,8 +46,10 @@ def at_the_usual_answer(head: Head, rows: Rows) -> Head:
 
 
 def usual_answer(head: Head, rows: Rows) -> Head:
-    """A head that gives the answer that is right most often, whatever the text, and however much rows count."""
-    head = at_the_usual_answer(head, rows._replace(weights=np.ones_like(rows.weights)))
+    """A head that gives the answer that is right most often, whatever the text, and however much rows count; of tags
+    each counts."""
+    counts = [np.count_nonzero(own != IGNORED) if rows.tags else 1 for own in rows.targets]
+    head = at_the_usual_answer(head, rows._replace(weights=np.maximum(np.asarray(counts, np.float32), 1e-6)))
     return dataclasses.replace(
         head, tensors={n: a if n == "bias" else np.zeros_like(a) for n, a in head.tensors.items()}
     )

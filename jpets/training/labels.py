@@ -237,8 +237,8 @@ def _answered(example: Example, text: TextEncoder, rule: Preprocessing) -> tuple
 def _tagged(
     example: Example, number_of: dict[str, int], text: TextEncoder, rule: Preprocessing
 ) -> tuple[Tokens, npt.NDArray[Any], list[int]]:
-    """Tokens of the words joined by spaces, as in service; the first token of a word has its tag. Also the tags of
-    words without tokens, since they were cut off."""
+    """Tokens of the words joined by spaces, as in service; the first token of a word has its tag, also where the
+    tokenizer leaves out the word's first character. Also the tags of words without tokens, since they were cut off."""
     words, label = example.text, example.label
     if example.text_pair is not None:
         raise InvalidInput("expected no second text beside words with tags; leave text_pair out")
@@ -248,9 +248,11 @@ def _tagged(
     passage = tokens.passage
     assert passage is not None and passage.offsets is not None
     firsts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])])
-    word_at = {int(first): word for word, first in enumerate(firsts)}
+    left = dict.fromkeys(range(len(words)))
     target = np.full(len(tokens.ids), IGNORED, np.int32)
     for at, (begin, _) in enumerate(passage.offsets, passage.start):
-        if (word := word_at.pop(int(begin), None)) is not None:
+        word = int(np.searchsorted(firsts, begin, side="right")) - 1
+        if word in left and begin < firsts[word] + len(words[word]):
+            del left[word]
             target[at] = _number(label[word], number_of)
-    return tokens, target, [_number(label[word], number_of) for word in word_at.values()]
+    return tokens, target, [_number(label[word], number_of) for word in left]

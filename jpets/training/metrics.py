@@ -45,10 +45,10 @@ def scores(
     answer was cut off anything, as no span is right. ``passages``: of questions, where answers may stand.
 
     Single label: accuracy, macro and (of two labels) binary F1, Matthews. Multi-label: F1 micro and macro, exact match.
-    Regression: Pearson, Spearman, root mean square error; of an output that stands for its sigmoid, of that. Tags:
-    accuracy, and F1 of entities. Questions: exact spans. Pairs, with all first texts' vectors before all second ones':
-    Pearson and Spearman of their cosines, or how often the second text is the nearest of all, and the mean reciprocal
-    rank. Raises ``InvalidInput`` as ``check_can_score`` does.
+    Regression: Pearson and Spearman, of several outputs their mean, and root mean square error; of an output that
+    stands for its sigmoid, of that. Tags: accuracy, and F1 of entities. Questions: exact spans. Pairs, with all first
+    texts' vectors before all second ones': Pearson and Spearman of their cosines, or how often the second text is the
+    nearest of all, and the mean reciprocal rank. Raises ``InvalidInput`` as ``check_can_score`` does.
     """
     check_can_score()
     from sklearn import metrics
@@ -65,7 +65,7 @@ def scores(
     if head.is_score:
         found = expit(found)
     if head.problem == "regression":
-        return _regression_scores(found.reshape(-1), truth.reshape(-1))
+        return _regression_scores(found, truth)
     if head.problem == "multi-label":
         limits = np.log(np.asarray(thresholds) / (1 - np.asarray(thresholds))) if thresholds else 0.0
         chosen = found >= limits
@@ -101,15 +101,18 @@ def main_name(found: Mapping[str, float]) -> str:
     return next(name for name in MAIN if name in found)
 
 
-def _regression_scores(found: npt.NDArray[Any], truth: npt.NDArray[Any]) -> dict[str, float]:
+def _regression_scores(found: Float[np.ndarray, "n c"], truth: Float[np.ndarray, "n c"]) -> dict[str, float]:
     from scipy import stats
 
     error = float(np.sqrt(np.mean((found - truth) ** 2)))
-    if np.ptp(found) == 0 or np.ptp(truth) == 0:  # a correlation with a constant is not defined
+    varying = [(x, y) for x, y in zip(found.T, truth.T, strict=True) if np.ptp(x) > 0 and np.ptp(y) > 0]
+    if not varying:  # a correlation with a constant is not defined
         return {"rmse": error}
+    # All outputs together would correlate by their sizes, whatever the texts. A constant one tells nothing.
+    outputs = found.shape[1]
     return {
-        "pearson": float(stats.pearsonr(found, truth).statistic),
-        "spearman": float(stats.spearmanr(found, truth).statistic),
+        "pearson": float(sum(stats.pearsonr(x, y).statistic for x, y in varying)) / outputs,
+        "spearman": float(sum(stats.spearmanr(x, y).statistic for x, y in varying)) / outputs,
         "rmse": error,
     }
 
@@ -119,9 +122,13 @@ def _pair_scores(vectors: npt.NDArray[np.float32], targets: npt.NDArray[Any]) ->
     first, second = np.split(unit, 2)
     own = (first * second).sum(-1)
     if targets.dtype.kind == "f":
-        return _regression_scores(own, targets)
-    _, each = np.unique(targets, return_index=True)  # every second text once
-    before = [int(((second[each] @ one) > mine + 1e-6).sum()) for one, mine in zip(first, own, strict=True)]
+        return _regression_scores(own[:, None], targets[:, None])
+    _, each, places = np.unique(targets, return_index=True, return_inverse=True)  # every second text once
+    # Another text that is as near comes first: vectors that are all equal find nothing.
+    before = [
+        int((~(np.delete(second[each] @ one, place) < mine - 1e-6)).sum())
+        for one, mine, place in zip(first, own, places, strict=True)
+    ]
     ranks = 1 + np.asarray(before)
     return {"accuracy_at_1": float((ranks == 1).mean()), "mean_reciprocal_rank": float((1 / ranks).mean())}
 

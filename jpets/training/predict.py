@@ -96,8 +96,8 @@ def agreement(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> float:
     """How much two models agree, from 0 to 1.
 
     Share of equal best classes, of equal label sets (multi-label), of equal tags over all tokens, of equal best starts
-    and ends (question answering); of regressions the squared correlation, of embeddings, and of what a head that fills
-    masks makes of a text's tokens, the mean cosine.
+    and ends (question answering); of regressions the squared correlation, the least of several outputs; of embeddings,
+    and of what a head that fills masks makes of a text's tokens, the mean cosine.
     """
     if head.type in ("embedding", "fill-mask"):
         cosines = [
@@ -111,11 +111,16 @@ def agreement(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> float:
         return float(equal.mean()) if equal.size else 1.0
     x, y = np.stack(a), np.stack(b)
     if head.problem == "regression":
-        same = np.ptp(x) == 0 or np.ptp(y) == 0
-        return float(np.allclose(x, y)) if same else float(np.corrcoef(x.ravel(), y.ravel())[0, 1] ** 2)
+        return min(map(_shared_variance, x.T, y.T))
     if head.problem == "multi-label":
         return float(((x > 0) == (y > 0)).all(-1).mean())
     return float((x.argmax(-1) == y.argmax(-1)).mean())
+
+
+def _shared_variance(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
+    if np.ptp(a) == 0 or np.ptp(b) == 0:  # a correlation with a constant is not defined
+        return float(np.allclose(a, b))
+    return float(np.corrcoef(a, b)[0, 1] ** 2)
 
 
 def agreement_by_label(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> list[float] | None:

@@ -62,10 +62,10 @@ def prepare(
     _check_head(head, training)
     _check_strategy(rule, head, training, examples)
     rows = make_rows(examples, head, names, text, rule, balanced=training.balanced)
-    if head.is_score and not all(0 <= target.item() <= 1 for target in rows.targets):
-        raise InvalidInput("labels: expected probabilities, from 0 to 1, as this task's only output stands for one")
+    _check_likelihoods(head, rows)
     if held_out:
         judged = make_rows(held_out, head, names, text, rule, balanced=training.balanced)
+        _check_likelihoods(head, judged)
     else:
         rows, judged = _split(rows, training)
     learnt = set(_keys(rows))
@@ -121,6 +121,13 @@ def _check_head(head: Head, training: Training) -> None:
         raise InvalidInput(f"problem: expected labels of texts for {training.problem}, found {found}")
     if training.head not in (None, found):
         raise InvalidInput(f"head: expected a task with {training.head} to go on from, found {found}")
+
+
+def _check_likelihoods(head: Head, rows: Rows) -> None:
+    """Raises ``InvalidInput`` where an output that stands for its sigmoid is to be another number: the loss of that has
+    no end below."""
+    if head.is_score and not all(0 <= target.item() <= 1 for target in rows.targets):
+        raise InvalidInput("labels: expected probabilities, from 0 to 1, as this task's only output stands for one")
 
 
 def _check_strategy(rule: Preprocessing, head: Head, training: Training, examples: Sequence[Example]) -> None:

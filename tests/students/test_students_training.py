@@ -89,6 +89,20 @@ def test_a_group_learns_and_answers_the_same_from_its_file(made) -> None:  # typ
     assert evaluate_task(again, shallow(), examples(24, 1)) == pytest.approx(dict(found.scores[found.best - 1]))
 
 
+def test_an_output_that_stands_for_its_sigmoid_is_scored_so() -> None:
+    """As of a teacher that ranks texts."""
+    own = make_head(np.random.default_rng(5), tiny().config.hidden_size, 1, problem="regression", pooling="mean")
+    task = make_task(tiny(), "teacher", [], dataclasses.replace(own, relevance="sigmoid"))
+    rated, judged = (
+        [dataclasses.replace(each, label=float(each.label == "fun")) for each in examples(16, seed)] for seed in (0, 1)
+    )
+    plan = dataclasses.replace(PLAN, most=1, training=dataclasses.replace(PLAN.training, epochs=1))
+    found = train_group("g", shallow(), Teacher(task, tiny()), rated, judged, plan, settings=SETTINGS, max_length=16)
+    assert found.task.head.relevance == "sigmoid" and found.scores[0]["rmse"] < 1
+    again = group_scores(found.task, shallow(), judged)
+    assert [dict(each) for each in found.scores] == [pytest.approx(each) for each in again]
+
+
 def test_without_pruning_no_smaller_group_may_answer(made) -> None:  # type: ignore[no-untyped-def]
     """The head learnt from the sum of all alone, which the file says."""
     _, teacher, pruned = made

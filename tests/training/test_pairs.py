@@ -95,6 +95,16 @@ def test_pairs_are_scored_by_who_is_nearest() -> None:
     assert rated["pearson"] == pytest.approx(np.corrcoef([1, 0.5**0.5, 0.2**0.5], [1, 0.7, 0.4])[0, 1])
 
 
+def test_texts_with_one_vector_are_not_told_apart() -> None:
+    """As of texts that are alike up to where they are cut, or of vectors that are all alike or none."""
+    numbers = [np.int32(each) for each in (0, 1, 2)]
+    for vector in ([1, 2], [0, 0], [np.nan, 1]):
+        found = scores(HEAD, (), [np.array(vector, np.float32)] * 6, numbers)
+        assert found == {"accuracy_at_1": 0, "mean_reciprocal_rank": pytest.approx(1 / 3)}
+    copies = scores(HEAD, (), [np.array([1, 2], np.float32)] * 6, [np.int32(0)] * 3)
+    assert copies["accuracy_at_1"] == 1, "copies of the second text are no others"
+
+
 def test_embeddings_learn_which_texts_belong_together() -> None:
     config = dataclasses.replace(shallow().config, layers=1)
     base = jax.tree.map(np.asarray, random_params(config))

@@ -123,6 +123,9 @@ def test_the_usual_answer_does_not_read_the_text() -> None:
     assert not head.tensors["kernel"].any() and head.tensors["bias"].argmax() == 1
     balanced = rows._replace(weights=np.array([2 / 3, 2 / 3, 2 / 3, 2], np.float32))
     assert usual_answer(head, balanced).tensors["bias"].argmax() == 1, "the most frequent one, however much rows count"
+    tags = [*[np.array([IGNORED, 1, IGNORED])] * 3, np.array([IGNORED, 0, 0, 0, 0])]
+    long = rows._replace(targets=tags, tags=True)
+    assert usual_answer(new_head("token-classification", "single-label", 2, 4), long).tensors["bias"].argmax() == 0
 
 
 def test_training_gained_something_where_it_beats_all() -> None:
