@@ -17,9 +17,10 @@ from jpets.engine.compilation.program_memory import IDLE_SECONDS, ProgramMemory
 from jpets.engine.compilation.wanted import Wanted
 from jpets.engine.compilation.whole import IDLE_SHARE, WholePrograms
 from jpets.engine.device.replica import Replica
-from jpets.engine.programs.program import Family, Program, ProgramKey
+from jpets.engine.programs.program import Family, Program, ProgramKey, whole_family
 from jpets.engine.programs.store import ProgramStore
 from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, OutOfSpace, Saturated
+from jpets.failures import as_told
 
 log = logging.getLogger(__name__)
 
@@ -243,10 +244,12 @@ class BackgroundCompiler:
                     self._bring(key, wanted, niceness, lost)
             except Exception as error:  # one program fewer; the queries run in others
                 log.exception("a program could not be added")
-                self._store.forget(self._replica.family, key)
+                told = as_told(error)
+                if told is None:  # its file may be what is wrong
+                    for family in (self._replica.family, whole_family(self._replica.family)):
+                        self._store.forget(family, key)
                 self._failed(key)
-                unforeseen = EngineFailure(f"a program could not be added: {type(error).__name__}")
-                problem = error if isinstance(error, JpetsError) else unforeseen
+                problem = told or EngineFailure(f"a program could not be added: {type(error).__name__}")
             with self._changed:
                 if needed is not None and not (done := self._needed.pop(needed)).done():
                     done.set_exception(problem) if problem is not None else done.set_result(None)

@@ -16,6 +16,7 @@ from jpets.engine.compilation.readiness import Programs
 from jpets.engine.device.classes import class_parts, covered
 from jpets.engine.device.memory import WORKING_SHARE, DeviceMemory, banks_bytes, fit_slots
 from jpets.engine.device.replica import Generation, Replica
+from jpets.engine.programs.mappings import spare_mappings
 from jpets.engine.programs.program import ProgramKey
 from jpets.engine.tasks.table import TaskTable
 from jpets.errors import SHUTTING_DOWN, EngineFailure, OutOfSpace, Saturated
@@ -119,11 +120,13 @@ class Growth:
 
     def _open(self, keys: Sequence[ClassKey]) -> None:
         absent = [key for key in keys if key not in self._replica.banks]  # an earlier try may have added some
+        spare_mappings()  # the programs will be loaded; banks without them would stay
         if absent:
             self._stage(partial(self._replica.add_banks, self._fitting(absent)))
-            self._memory.banks = self._replica.bank_bytes()
+        self._memory.banks = self._replica.bank_bytes()  # an earlier try may have made some after it was given up
         classes = frozenset(self._tasks.classes).union(keys)
         takers = self._cores.takers(sorted(classes))
+        self._exchange((), takers)
         try:
             for program in takers:
                 self._bring(program)

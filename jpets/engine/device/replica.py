@@ -106,8 +106,9 @@ class Replica:
         return Bank(key, slots, self.family.config, self.family.dtype, self._base_bias, self.mesh.bank)
 
     def add_banks(self, slots: Mapping[ClassKey, int]) -> None:
-        """Makes room for more classes, with the operators that ``choose`` gives. With several devices, owner thread
-        only."""
+        """Makes room for more classes, with the operators that ``choose`` gives, but for those that are there. With
+        several devices, owner thread only."""
+        slots = {key: count for key, count in slots.items() if key not in self.banks}
         with jax.default_device(self.mesh.devices[0]):
             made = {key: self._make_bank(key, count) for key, count in slots.items()}
             for bank in made.values():

@@ -104,7 +104,10 @@ class Planner:
             batches = self._batches(waiting)
             self._kept.keep(waiting, batches)
             chosen = next(batch for batch in batches if 0 in batch)
-        chosen = self._fair(chosen, waiting)
+        fair = self._fair(chosen, waiting)
+        if len(fair) != len(chosen) or set(fair) != set(chosen):
+            self._kept.forget()  # what the batch leaves behind, and whose places were taken, make other batches
+        chosen = fair
         if busy and self._settings.policy == "auto":
             own = self.ready.shapes_of(frozenset(waiting[q].sort for q in chosen))
             lengths = [pending.row.length for pending in waiting]

@@ -35,10 +35,10 @@ from jpets.engine.device.replica import Generation
 from jpets.engine.engine import Engine
 from jpets.engine.programs import store
 from jpets.engine.programs.mesh import first_device
-from jpets.engine.programs.program import Family, ProgramKey
+from jpets.engine.programs.program import Family, ProgramKey, whole_family
 from jpets.engine.programs.store import ProgramStore
 from jpets.engine.workloads.encoder_network import EncoderNetwork
-from jpets.errors import EngineFailure, Saturated
+from jpets.errors import EngineFailure, OutOfSpace, Saturated
 from jpets.files import TEMPORARY, written_by
 from jpets.types import Query
 
@@ -194,6 +194,25 @@ def test_a_needed_program_that_does_not_run_is_compiled_again(
     assert compiler._store.load(compiler._replica.family, key) is None, "what is stored is not tried again"
     compiler.need(key).result(60)
     assert compiler._replica.has_program(key)
+
+
+@pytest.mark.parametrize(
+    "error", [Saturated("busy"), OutOfSpace("full"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")]
+)
+def test_a_program_that_found_no_room_stays_stored(
+    error: Exception, compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = unlisted(61)
+    forget = mock.Mock(wraps=compiler._store.forget)
+    with monkeypatch.context() as broken:
+        broken.setattr(compiler, "_add", mock.Mock(side_effect=error))
+        broken.setattr(compiler._store, "forget", forget)
+        assert isinstance(compiler.need(key).exception(60), Saturated | OutOfSpace)
+        forget.assert_not_called()
+        broken.setattr(compiler, "_add", mock.Mock(side_effect=jax.errors.JaxRuntimeError("INVALID_ARGUMENT")))
+        assert isinstance(compiler.need(key).exception(60), EngineFailure)
+    own = compiler._replica.family
+    assert [call.args for call in forget.call_args_list] == [(own, key), (whole_family(own), key)]
 
 
 def test_nothing_is_needed_of_a_closed_compiler(program_cache: pathlib.Path) -> None:

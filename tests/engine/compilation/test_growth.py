@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from unittest import mock
@@ -94,6 +94,36 @@ def test_without_room_nothing_comes_and_the_refusal_says_what_helps(grown: Engin
     assert grown.family == before
     with pytest.raises(UnknownClass):
         grown.check_task(HEAVY)
+
+
+def test_without_mappings_for_its_programs_no_bank_is_made(grown: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = grown.family
+    monkeypatch.setattr("jpets.engine.programs.mappings.mappings_left", lambda: 0)
+    for _ in range(2):
+        with pytest.raises(OutOfSpace, match="memory mappings"):
+            grown.prepare(classes(HEAVY)).result(60)
+    assert grown.family == before and grown.replica.bank_bytes() == grown.memory.banks
+
+
+def test_banks_that_came_after_their_try_was_given_up_are_counted_once(
+    grown: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the device made no progress for a while."""
+    stage = grown.growth._stage
+
+    def given_up(action: Callable[[], None]) -> None:
+        stage(action)
+        stage(action)  # of a second try, which found no banks yet
+        raise Saturated("the device makes no progress")
+
+    with monkeypatch.context() as slow:
+        slow.setattr(grown.growth, "_stage", given_up)
+        assert isinstance(grown.prepare(classes(HEAVY)).exception(60), Saturated)
+    grown.prepare(classes(HEAVY)).result(60)
+    names = [key for key, _ in grown.family.slots]
+    assert len(set(names)) == len(names) and grown.memory.banks == grown.replica.bank_bytes()
+    grown.add_task(HEAVY)
+    assert numbers(*grown.infer([Query(HEAVY.id, TEXTS[0])])).size and grown.report()
 
 
 @pytest.mark.parametrize("cold", [False, True])

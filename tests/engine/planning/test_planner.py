@@ -103,6 +103,24 @@ def test_a_kept_plan_gives_its_batches_until_much_else_comes(engine: Engine) -> 
     assert own.batch(rest) is None
 
 
+@pytest.mark.parametrize("made_fair", [False, True])
+def test_a_batch_that_was_made_fair_ends_the_plan(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, *, made_fair: bool
+) -> None:
+    """What it leaves of two batches would run as parts of them, and be halved again."""
+    planner = Planner(engine.replica, engine.costs, engine.profile, ENGINE_SETTINGS, engine.menu)
+    waiting = pendings(engine, [None] * 8)
+    plan = mock.Mock(side_effect=lambda waiting: [[*range(4)], [*range(4, len(waiting))]])
+    monkeypatch.setattr(planner, "_batches", plan)
+    if made_fair:
+        monkeypatch.setattr(planner, "_fair", lambda chosen, waiting: [0, 1, *[q + 2 for q in chosen[2:]]])
+    taken = planner.next_batch(waiting).pendings
+    rest = [pending for pending in waiting if pending not in taken]
+    monkeypatch.undo()
+    monkeypatch.setattr(planner, "_batches", plan)
+    assert [*planner.next_batch(rest).pendings] == rest and plan.call_count == 1 + made_fair
+
+
 def test_a_window_knows_its_sorts(engine: Engine) -> None:
     window = read_window(pendings(engine, ["mask", "bitfit", None, "mask", "diff"]))
     kinds = kinds_of(window.sorts)
