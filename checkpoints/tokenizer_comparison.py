@@ -16,8 +16,8 @@ def differences(own: str, other: str, types: int) -> list[str]:
     tokens' numbers. ``types``: how many token types the model has."""
     documents = [json.loads(text) for text in (own, other)]
     sides = [(document.get("truncation") or {}).get("direction", "Right") for document in documents]
-    plain = [json.dumps({**document, "truncation": None, "padding": None}) for document in documents]  # they act too
-    same = same_parts(Tokenizer.from_str(plain[0]), Tokenizer.from_str(plain[1]), types)
+    one, two = (Tokenizer.from_str(json.dumps(_plain(document))) for document in documents)
+    same = same_parts(one, two, types)
     found = [part for part in ("normalizer", "post_processor") if not same[part]]
     if _divider(documents[0]) != _divider(documents[1]):
         found.append("pre_tokenizer")
@@ -34,10 +34,10 @@ def sets_space(tokenizer_json: str) -> bool:
 def read_otherwise(own: str, other: str) -> list[str]:
     """The tokens of ``own`` whose spelling becomes other tokens by ``other``: it was given other merges, or tokens that
     are found before texts are divided. That a space may be set before a text is left out, as in ``differences``."""
-    first, second = (Tokenizer.from_str(json.dumps(_plain(json.loads(text)))) for text in (own, other))
-    same = same_parts(first, second, 1)
-    if same["model"] and same["added_tokens"]:
-        return []
+    documents = [_plain(json.loads(text)) for text in (own, other)]
+    if _told(documents[0]["model"]) == _told(documents[1]["model"]) and _added(documents[0]) == _added(documents[1]):
+        return []  # the usual case, and a vocabulary may be large
+    first, second = (Tokenizer.from_str(json.dumps(document)) for document in documents)
     vocab = first.get_vocab()
     spelled = first.decode_batch([[id] for id in vocab.values()], skip_special_tokens=False)
     found = (each.encode_batch(spelled, add_special_tokens=False) for each in (first, second))
@@ -51,7 +51,7 @@ def same_parts(own: Tokenizer, theirs: Tokenizer, types: int) -> dict[str, bool]
         "normalizer": _local(document) == _local(other),
         "pre_tokenizer": document["pre_tokenizer"] == other["pre_tokenizer"],
         "model": _told(document["model"]) == _told(other["model"]),
-        "added_tokens": sorted(document["added_tokens"], key=str) == sorted(other["added_tokens"], key=str),
+        "added_tokens": _added(document) == _added(other),
         "post_processor": around(own, theirs, types) == around(theirs, theirs, types),
     }
 
@@ -62,6 +62,10 @@ def _told(model: Document) -> Document:
     if "merges" in told:
         told["merges"] = [each if isinstance(each, str) else " ".join(each) for each in told["merges"]]
     return told
+
+
+def _added(document: Document) -> list[Document]:
+    return sorted(document["added_tokens"], key=str)
 
 
 def _local(document: Document) -> list[Document]:
@@ -83,7 +87,7 @@ def around(tokenizer: Tokenizer, encoder: Tokenizer, types: int) -> list[tuple[l
 
 
 def _plain(document: Document) -> Document:
-    """Without what acts on whole texts alone."""
+    """Without what acts on whole texts alone: cutting, padding, and a space set before them."""
     divider = json.dumps(document.get("pre_tokenizer")).replace('"add_prefix_space": false', SPACE)
     return {**document, "truncation": None, "padding": None, "pre_tokenizer": json.loads(divider)}
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from checkpoints.backbone import Backbone
+from checkpoints.huggingface import ADAPTER
 from checkpoints.imports.adapterhub_head import read_hub_head
 from checkpoints.imports.adapterhub_methods import adapter_deltas, low_rank_deltas, prefix_deltas
 from checkpoints.imports.heads import Wishes
@@ -20,7 +21,6 @@ from checkpoints.validation import refuse
 from jpets.errors import InvalidTask
 from jpets.types import Delta
 
-CONFIG = "adapter_config.json"
 FILES = ("adapter.safetensors", "pytorch_adapter.bin")
 COMMON = names("architecture leave_out dropout init_weights init_weights_seed")
 
@@ -58,18 +58,18 @@ def is_adapterhub(settings: Mapping[str, Any]) -> bool:
 
 def read_adapterhub(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported:
     """Raises ``InvalidTask`` with every problem found; an option that is not supported is one."""
-    document = read_json(folder / CONFIG)
+    document = read_json(folder / ADAPTER)
     settings, name = document.get("config"), document.get("name")
     if not isinstance(settings, dict) or not isinstance(name, str):
         raise InvalidTask(
-            f"{CONFIG}: expected AdapterHub's name and config; older configurations: save the adapter again"
+            f"{ADAPTER}: expected AdapterHub's name and config; older configurations: save the adapter again"
         )
     architecture, family = settings.get("architecture") or "bottleneck", backbone.config.family
     wrong = []
     if not isinstance(architecture, str) or architecture not in READERS:
-        wrong.append(f"{CONFIG}: architecture must be one of {sorted(READERS)}, found {architecture!r}")
+        wrong.append(f"{ADAPTER}: architecture must be one of {sorted(READERS)}, found {architecture!r}")
     if document.get("model_type", family) != family:
-        wrong.append(f"{CONFIG}: model_type is {document['model_type']!r}, the backbone's is {family!r}")
+        wrong.append(f"{ADAPTER}: model_type is {document['model_type']!r}, the backbone's is {family!r}")
     refuse(wrong)
     reader, known = READERS[architecture]
     problems = Problems([*unsupported(settings, COMMON | known, f"architecture {architecture}")])

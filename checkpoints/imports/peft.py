@@ -11,6 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from checkpoints.backbone import Backbone
+from checkpoints.huggingface import ADAPTER
 from checkpoints.imports.heads import (
     Wishes,
     head_of_names,
@@ -33,7 +34,6 @@ from checkpoints.wrappers import unwrapped_name
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Head, HeadType
 
-CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 WRAPPED = ("base_model.model.", "base_model.")
 """How PEFT's names begin: those inside a tuned model, those of a prompted one."""
@@ -120,10 +120,10 @@ READERS: Mapping[str, tuple[Reader, frozenset[str]]] = MappingProxyType(
 def read_peft(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported:
     """Raises ``InvalidTask`` with every problem found; an option that is not supported is one."""
     inner = model_folder(folder)
-    settings = read_json(inner / CONFIG)
+    settings = read_json(inner / ADAPTER)
     kind = settings.get("peft_type")
     if not isinstance(kind, str) or kind not in READERS:
-        raise InvalidTask(f"{CONFIG}: peft_type must be one of {sorted(READERS)}, found {kind!r}")
+        raise InvalidTask(f"{ADAPTER}: peft_type must be one of {sorted(READERS)}, found {kind!r}")
     reader, known = READERS[kind]
     problems = Problems([*unsupported(settings, GENERAL | known, f"peft_type {kind}")])
     tensors = Unread(_own_tensors(read_one_of(inner, FILES), problems.tensors), problems)

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkpoints.backbone import Backbone
+from checkpoints.huggingface import ADAPTER
 from checkpoints.imports.adapterhub import is_adapterhub, read_adapterhub
 from checkpoints.imports.cross_encoder import as_cross_encoder
 from checkpoints.imports.full import FullModel, read_full
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported, revision_of
-from checkpoints.imports.peft import CONFIG, read_peft
+from checkpoints.imports.peft import read_peft
 from checkpoints.imports.sentence import cut
 from checkpoints.imports.tokens import check_tokenizer
 from checkpoints.sentence import model_folder
@@ -27,10 +28,10 @@ from jpets.types import Delta, Preprocessing, Task
 def read_adapter(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported | None:
     """What a PEFT or AdapterHub folder holds; None for a folder of neither. Raises ``InvalidTask``."""
     inner = model_folder(folder)
-    if not (inner / CONFIG).is_file():
+    if not (inner / ADAPTER).is_file():
         return None
     _check_computes(backbone)
-    read = read_adapterhub if is_adapterhub(read_json(inner / CONFIG)) else read_peft
+    read = read_adapterhub if is_adapterhub(read_json(inner / ADAPTER)) else read_peft
     model = read_optional(inner / "config.json")  # of the model that was tuned
     compared = check_tokenizer(folder, {"model_type": backbone.config.family, **model}, backbone.config, backbone)
     beside: tuple[str, ...] = ()
@@ -68,13 +69,13 @@ def check_model(folder: Path) -> None:
     """Raises ``InvalidTask`` for a folder that holds neither an adapter nor a model."""
     if not (model_folder(folder) / "config.json").is_file():
         raise InvalidTask(
-            f"expected {CONFIG} (PEFT, AdapterHub) or config.json (a fine-tuned model) in the folder, found neither"
+            f"expected {ADAPTER} (PEFT, AdapterHub) or config.json (a fine-tuned model) in the folder, found neither"
         )
 
 
 def base_model(folder: Path) -> str:
     """What an adapter's folder says that it was trained on. Raises ``InvalidTask``."""
-    settings = read_optional(model_folder(folder) / CONFIG)
+    settings = read_optional(model_folder(folder) / ADAPTER)
     found = settings.get("base_model_name_or_path") or settings.get("model_name")
     if not isinstance(found, str) or not found:
         raise InvalidTask("the folder does not say which backbone it was trained on: give --backbone")
