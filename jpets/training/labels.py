@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import operator
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -247,11 +248,11 @@ def _tagged(
     tokens = encoded(text, Query(None, " ".join(words)), rule, passage=True)
     passage = tokens.passage
     assert passage is not None and passage.offsets is not None
-    firsts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])])
+    firsts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])]).tolist()
     left = dict.fromkeys(range(len(words)))
     target = np.full(len(tokens.ids), IGNORED, np.int32)
     for at, (begin, _) in enumerate(passage.offsets, passage.start):
-        word = int(np.searchsorted(firsts, begin, side="right")) - 1
+        word = bisect_right(firsts, begin) - 1
         if word in left and begin < firsts[word] + len(words[word]):
             del left[word]
             target[at] = _number(label[word], number_of)

@@ -124,9 +124,10 @@ def _pair_scores(vectors: npt.NDArray[np.float32], targets: npt.NDArray[Any]) ->
     if targets.dtype.kind == "f":
         return _regression_scores(own[:, None], targets[:, None])
     _, each, places = np.unique(targets, return_index=True, return_inverse=True)  # every second text once
+    different = second[each]
     # Another text that is as near comes first: vectors that are all equal find nothing.
     before = [
-        int((~(np.delete(second[each] @ one, place) < mine - 1e-6)).sum())
+        int((~(np.delete(different @ one, place) < mine - 1e-6)).sum())
         for one, mine, place in zip(first, own, places, strict=True)
     ]
     ranks = 1 + np.asarray(before)

@@ -17,7 +17,7 @@ from jpets.engine.compilation.program_memory import IDLE_SECONDS, ProgramMemory
 from jpets.engine.compilation.wanted import Wanted
 from jpets.engine.compilation.whole import IDLE_SHARE, WholePrograms
 from jpets.engine.device.replica import Replica
-from jpets.engine.programs.program import Family, Program, ProgramKey, whole_family
+from jpets.engine.programs.program import Family, Program, ProgramKey
 from jpets.engine.programs.store import ProgramStore
 from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, OutOfSpace, Saturated
 from jpets.failures import as_told
@@ -246,8 +246,7 @@ class BackgroundCompiler:
                 log.exception("a program could not be added")
                 told = as_told(error)
                 if told is None:  # its file may be what is wrong
-                    for family in (self._replica.family, whole_family(self._replica.family)):
-                        self._store.forget(family, key)
+                    self._store.forget_best(self._replica.family, key)
                 self._failed(key)
                 problem = told or EngineFailure(f"a program could not be added: {type(error).__name__}")
             with self._changed:

@@ -51,8 +51,7 @@ class Programs:
                 seconds = measure(self._replica, program, repeats)
             except jax.errors.JaxRuntimeError:
                 log.exception("a stored program does not run and is compiled again")
-                self._store.forget(self._replica.family, key)
-                self._store.forget(whole_family(self._replica.family), key)
+                self._store.forget_best(self._replica.family, key)
                 program = None
         if program is None:
             program = self._compile(self._replica.family, key)

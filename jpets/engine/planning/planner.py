@@ -105,7 +105,7 @@ class Planner:
             self._kept.keep(waiting, batches)
             chosen = next(batch for batch in batches if 0 in batch)
         fair = self._fair(chosen, waiting)
-        if len(fair) != len(chosen) or set(fair) != set(chosen):
+        if fair is not chosen and set(fair) != set(chosen):
             self._kept.forget()  # what the batch leaves behind, and whose places were taken, make other batches
         chosen = fair
         if busy and self._settings.policy == "auto":

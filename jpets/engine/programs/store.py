@@ -130,6 +130,11 @@ class ProgramStore:
         with contextlib.suppress(OSError):
             self._path(family, key).unlink()
 
+    def forget_best(self, family: Family, key: ProgramKey) -> None:
+        """All that ``load_best`` may load."""
+        self.forget(family, key)
+        self.forget(whole_family(family), key)
+
     def sweep_of(self, process: int) -> None:
         """Removes the unfinished files of a process that has ended."""
         sweep(self._folder, written_by(process), 0.0)

@@ -23,6 +23,7 @@ from jpets.app.commands.options import (
     on_command_line,
 )
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table, reporting, size
+from jpets.app.commands.tasks.store import ServerOption
 from jpets.config import DType
 from jpets.errors import InvalidInput
 
@@ -45,7 +46,6 @@ Guesses = Annotated[float, typer.Option(min=0, help="weight of guessing hidden t
 Sample = Annotated[
     int | None, typer.Option(min=1, help="texts to train on, drawn at random; n-grams are counted in all. Default: all")
 ]
-OnServer = Annotated[str | None, typer.Option("--server", envvar="JPETS_SERVER", help="URL of a running server")]
 MaxLength = Annotated[int, typer.Option(min=2, help="tokens that texts are cut to in training")]
 
 
@@ -156,7 +156,7 @@ def list_domains(
     backbone: Annotated[
         Path | None, typer.Argument(exists=True, file_okay=False, help="folder that jpets plot root wrote")
     ] = None,
-    server: OnServer = None,
+    server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the root and the domains of a backbone's tables, with their sizes, in its folder or on a server.
@@ -191,7 +191,7 @@ def list_domains(
 def delete(
     backbone: Annotated[str, typer.Argument(help="folder that jpets plot root wrote; with --server a backbone's name")],
     name: Annotated[str, typer.Argument(help="name of the domain")],
-    server: OnServer = None,
+    server: ServerOption = None,
 ) -> None:
     """Remove a domain from a backbone's tables, in its folder or on a server.
 
