@@ -154,7 +154,7 @@ def _row_named(row: int) -> Iterator[None]:
 
 
 def _pairs(examples: Sequence[Example], text: TextEncoder, rule: Preprocessing) -> Rows:
-    """Targets are the similarities of pairs, or, if no pair has one, the numbers of the second texts."""
+    """Targets are the similarities of pairs, or, if no pair has one, the numbers of both texts: one a text."""
     rated = [example.label is not None for example in examples]
     if any(rated) and not all(rated):
         raise InvalidInput(f"row {rated.index(not rated[0]) + 1}: expected a label in every row or in none")
@@ -167,8 +167,8 @@ def _pairs(examples: Sequence[Example], text: TextEncoder, rule: Preprocessing) 
                 raise InvalidInput("expected a second text; name its column by text_pair")
             for side, own in zip(sides, (example.plain, example.text_pair), strict=True):
                 side.append(encoded(text, Query(None, own), rule))
-            number = number_of.setdefault(example.text_pair, len(number_of))
-            targets.append(np.array(number, np.int32) if example.label is None else _likeness(example.label))
+            numbers = [number_of.setdefault(own, len(number_of)) for own in (example.plain, example.text_pair)]
+            targets.append(np.array(numbers, np.int32) if example.label is None else _likeness(example.label))
     return Rows(sides[0], targets, np.ones(len(targets), np.float32), seconds=sides[1])
 
 

@@ -28,7 +28,7 @@ Target = Num[np.ndarray, " ..."]
 
 class Labels(NamedTuple):
     """``targets``: classes [n], tags [n, L], starts and ends [n, 2] as integers; label sets or values [n, C] as floats;
-    for pairs the numbers of their second texts as integers, or their similarity (cosine) as floats [n].
+    for pairs the numbers of their two texts as integers [n, 2], or their similarity (cosine) as floats [n].
 
     ``weights`` [n]: how much each row counts; 0 for one that only fills the batch.
     """
@@ -80,9 +80,10 @@ def _mean_of_counted(losses: Float[Array, "n c"], targets: Array) -> Float[Array
 def pair_losses(vectors: Float[Array, "m d"], labels: Labels) -> Float[Array, " n"]:
     """Losses of n pairs; the first n rows are the first texts, the others the second ones.
 
-    If the second texts have numbers: which of the batch's seconds belongs to the first, by cross-entropy over their
-    cosines (Henderson et al. 2017, section 4.4), without other copies of the same text. Else the squared error of the
-    pair's cosine (Reimers and Gurevych 2019, section 3).
+    If the texts have numbers: which of the batch's seconds belongs to the first, by cross-entropy over their cosines
+    (Henderson et al. 2017, section 4.4). Others that are no wrong answers are left out: copies of either text, and
+    second texts of another pair with the same first. Else the squared error of the pair's cosine (Reimers and Gurevych
+    2019, section 3).
     """
     n = len(labels.weights)
     unit = vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-6)
@@ -90,8 +91,9 @@ def pair_losses(vectors: Float[Array, "m d"], labels: Labels) -> Float[Array, " 
     if jnp.issubdtype(labels.targets.dtype, jnp.floating):
         return jnp.square((first * second).sum(-1) - labels.targets)
     cosines = jnp.matmul(first, second.T, precision=jax.lax.Precision.HIGHEST)
-    same = labels.targets[:, None] == labels.targets[None]
-    wrong = ~same & (labels.weights > 0)[None]
+    firsts, seconds = labels.targets.T
+    same = (firsts[:, None] == firsts[None]) | (seconds[:, None] == seconds[None])
+    wrong = ~same & (firsts[:, None] != seconds[None]) & (labels.weights > 0)[None]
     taken = wrong | jnp.eye(n, dtype=bool)
     return optax.softmax_cross_entropy_with_integer_labels(
         jnp.where(taken, SHARPNESS * cosines, jnp.finfo(jnp.float32).min), jnp.arange(n)

@@ -47,8 +47,10 @@ def scores(
     Single label: accuracy, macro and (of two labels) binary F1, Matthews. Multi-label: F1 micro and macro, exact match.
     Regression: Pearson and Spearman, of several outputs their mean, and root mean square error; of an output that
     stands for its sigmoid, of that. Tags: accuracy, and F1 of entities. Questions: exact spans. Pairs, with all first
-    texts' vectors before all second ones': Pearson and Spearman of their cosines, or how often the second text is the
-    nearest of all, and the mean reciprocal rank. Raises ``InvalidInput`` as ``check_can_score`` does.
+    texts' vectors before all second ones': Pearson and Spearman of their cosines, or how often the second text is
+    nearer than all that the first has no pair with, and the mean reciprocal rank among these.
+
+    Raises ``InvalidInput`` as ``check_can_score`` does.
     """
     check_can_score()
     from sklearn import metrics
@@ -123,14 +125,18 @@ def _pair_scores(vectors: npt.NDArray[np.float32], targets: npt.NDArray[Any]) ->
     own = (first * second).sum(-1)
     if targets.dtype.kind == "f":
         return _regression_scores(own[:, None], targets[:, None])
-    _, each, places = np.unique(targets, return_index=True, return_inverse=True)  # every second text once
-    different = second[each]
-    # Another text that is as near comes first: vectors that are all equal find nothing.
-    before = [
-        int((~(np.delete(different @ one, place) < mine - 1e-6)).sum())
-        for one, mine, place in zip(first, own, places, strict=True)
-    ]
-    ranks = 1 + np.asarray(before)
+    firsts, seconds = targets.T
+    different, each = np.unique(seconds, return_index=True)
+    candidates = second[each]
+    """Of every second text once."""
+    belong: dict[int, list[int]] = {}
+    for number, mine in zip(firsts, seconds, strict=True):
+        belong.setdefault(int(number), [int(number)]).append(int(mine))
+    ranks = np.ones(len(own), int)
+    for at, number in enumerate(firsts):
+        # Another text that is as near comes first: vectors that are all equal find nothing.
+        nearer = ~(candidates @ first[at] < own[at] - 1e-6)
+        ranks[at] += int((nearer & ~np.isin(different, belong[int(number)])).sum())
     return {"accuracy_at_1": float((ranks == 1).mean()), "mean_reciprocal_rank": float((1 / ranks).mean())}
 
 

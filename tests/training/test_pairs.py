@@ -41,13 +41,15 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def test_a_pairs_loss_is_that_of_finding_its_second_text() -> None:
-    vectors = np.random.default_rng(0).normal(size=(10, 6)).astype(np.float32)
-    numbers, weights = np.array([0, 1, 0, 2, 2], np.int32), np.array([1, 1, 1, 1, 0], np.float32)
-    cosines = SHARPNESS * unit(vectors[:5]) @ unit(vectors[5:]).T
+    vectors = np.random.default_rng(0).normal(size=(14, 6)).astype(np.float32)
+    numbers = np.array([[0, 1], [2, 3], [4, 1], [2, 5], [6, 5], [7, 0], [8, 9]], np.int32)
+    weights = np.array([1, 1, 1, 1, 0, 1, 1], np.float32)
+    cosines = SHARPNESS * unit(vectors[:7]) @ unit(vectors[7:]).T
     expected = []
-    for row in range(5):
-        others = [at for at in range(5) if numbers[at] != numbers[row] and weights[at]]
-        shown = cosines[row, [row, *others]]
+    wrong = {0: (1, 3, 6), 1: (0, 2, 5, 6), 2: (1, 3, 5, 6), 3: (0, 2, 5, 6), 4: (0, 1, 2, 5, 6)}
+    wrong |= {5: (0, 1, 2, 3, 6), 6: (0, 1, 2, 3, 5)}
+    for row in range(7):
+        shown = cosines[row, [row, *wrong[row]]]
         expected.append(np.log(np.exp(shown).sum()) - shown[0])
     found = pair_losses(jnp.asarray(vectors), Labels(jnp.asarray(numbers), jnp.asarray(weights)))
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-4)
@@ -63,7 +65,7 @@ def test_a_rated_pairs_loss_is_its_cosines_error() -> None:
 
 def test_both_texts_of_a_pair_are_in_its_batch() -> None:
     rows = rows_of([Example("a library", "to read files", None), Example("one game", "for sound", None)] * 2)
-    assert [int(each) for each in rows.targets] == [0, 1, 0, 1]
+    assert [each.tolist() for each in rows.targets] == [[0, 1], [2, 3], [0, 1], [2, 3]]
     text, labels = gather(rows.take([1, 2]), np.array([1, 0]), 3, 0)
     assert text.ids.shape == (6, 8) and labels.weights.tolist() == [1, 1, 0]
     for at, own in enumerate([rows.tokens[2], rows.tokens[1], rows.tokens[1], rows.seconds[2], rows.seconds[1]]):
@@ -88,20 +90,34 @@ def test_what_are_no_pairs_is_refused(examples: list[Example], message: str) -> 
 def test_pairs_are_scored_by_who_is_nearest() -> None:
     first = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]], np.float32)
     second = np.array([[1, 0, 0], [0, 1, 1], [0, 2, 1], [1, 0, 0]], np.float32)
-    found = scores(HEAD, (), [*first, *second], [np.int32(each) for each in (0, 1, 2, 0)])
+    found = scores(HEAD, (), [*first, *second], pairs((0, 1), (2, 3), (4, 5), (0, 1)))
     # For the second pair, one other text is nearer to the first text; for the third too.
     assert found == {"accuracy_at_1": 0.5, "mean_reciprocal_rank": 0.75}
     rated = scores(HEAD, (), [*first[:3], *second[:3]], [np.float32(each) for each in (1.0, 0.7, 0.4)])
     assert rated["pearson"] == pytest.approx(np.corrcoef([1, 0.5**0.5, 0.2**0.5], [1, 0.7, 0.4])[0, 1])
 
 
+def test_what_belongs_to_a_first_text_as_well_is_not_before_its_second() -> None:
+    """Another second text of the same first, or the first one itself as the second of another pair."""
+    first = np.array([[1, 0], [1, 0], [0, 1]], np.float32)
+    second = np.array([[1, 1], [2, 1], [1, 0]], np.float32)
+    alone = scores(HEAD, (), [*first, *second], pairs((0, 1), (2, 3), (4, 5)))
+    assert alone["mean_reciprocal_rank"] == pytest.approx((1 / 3 + 1 / 2 + 1 / 3) / 3)
+    together = scores(HEAD, (), [*first, *second], pairs((0, 1), (0, 3), (4, 0)))
+    assert together["mean_reciprocal_rank"] == pytest.approx((1 + 1 + 1 / 3) / 3)
+
+
+def pairs(*numbers: tuple[int, int]) -> list[np.ndarray]:
+    return [np.array(each, np.int32) for each in numbers]
+
+
 def test_texts_with_one_vector_are_not_told_apart() -> None:
     """As of texts that are alike up to where they are cut, or of vectors that are all alike or none."""
-    numbers = [np.int32(each) for each in (0, 1, 2)]
+    numbers = pairs((0, 1), (2, 3), (4, 5))
     for vector in ([1, 2], [0, 0], [np.nan, 1]):
         found = scores(HEAD, (), [np.array(vector, np.float32)] * 6, numbers)
         assert found == {"accuracy_at_1": 0, "mean_reciprocal_rank": pytest.approx(1 / 3)}
-    copies = scores(HEAD, (), [np.array([1, 2], np.float32)] * 6, [np.int32(0)] * 3)
+    copies = scores(HEAD, (), [np.array([1, 2], np.float32)] * 6, pairs((0, 3), (1, 3), (2, 3)))
     assert copies["accuracy_at_1"] == 1, "copies of the second text are no others"
 
 
