@@ -106,8 +106,8 @@ class FineTune(_Asked):
     """A task to be trained on labelled texts, with the options of ``jpets train``. ``settings``, a JSON object, are the
     method's. ``start`` names a task: training continues its served version; without ``method`` it uses that
     task's, and a new task is trained by lora. ``sweep`` is LOW..HIGH, of which the best of four rates is kept.
-    ``pooling`` is mean by default, or that of the task ``start``. A zip
-    archive holds ``train.csv`` (or another format) and, with held-out texts, ``validation.csv``."""
+    ``pooling`` is mean by default; with ``start`` it is that of the task, and another one is refused. A zip archive
+    holds ``train.csv`` (or another format) and, with held-out texts, ``validation.csv``."""
 
     kind: Literal["fine-tune"] = "fine-tune"
     task: Id
@@ -140,13 +140,13 @@ class FineTune(_Asked):
     @model_validator(mode="before")
     @classmethod
     def _has_method(cls, given: Any, info: ValidationInfo) -> Any:
-        """Whether the method is known. That of ``start``'s task is known only to the server that has the task. The
-        release before ignored a pooling beside it: clients sent that by default, and jobs have it stored."""
+        """Whether the method is known. That of ``start``'s task is known only to the server that has the task. A job
+        that was stored before may have a pooling beside it, which was ignored."""
         if not isinstance(given, dict):
             return given
         if given.get("start") is None:
             return given if given.get("method") is not None else {**given, "method": DEFAULT_METHOD}
-        if given.get("pooling") == "mean" or info.context == STORED_BEFORE:
+        if info.context == STORED_BEFORE:
             return {name: each for name, each in given.items() if name != "pooling"}
         return given
 
@@ -154,8 +154,6 @@ class FineTune(_Asked):
     def _go_together(self) -> Self:
         if self.head == "embedding" and self.text_pair is None:
             raise ValueError("an embedding head is trained on pairs: name the column of second texts by text_pair")
-        if self.start is not None and self.pooling is not None:
-            raise ValueError("pooling: a task that training goes on from keeps its own; leave it out")
         return self
 
 

@@ -115,11 +115,12 @@ class Jobs:
         else:
             self._check_task(TaskName(tenant, request.task), [own, *others])
         if isinstance(request, FineTune):
-            start = self._start(request.start, own, tenant)
+            start = self._start(request, own, tenant)
             methods = [delta["method"] for delta in start.get("deltas", ())]
             named = {
                 "method": request.method or next(iter(methods), DEFAULT_METHOD),
                 "domain": request.domain or start.get("preprocessing", {}).get("domain"),
+                "pooling": None if start else request.pooling,
             }
             request = request.model_copy(update=named)
             _check_known(request.domain, own.backbone)
@@ -237,9 +238,9 @@ class Jobs:
         """How many jobs there are in each state."""
         return Counter(state.state for state in self.folders.states())
 
-    def _start(self, start: str | None, own: Service, tenant: str) -> Mapping[str, Any]:
-        """The document of the task that training is to continue; empty without one."""
-        if start is None:
+    def _start(self, request: FineTune, own: Service, tenant: str) -> Mapping[str, Any]:
+        """The document of the task that training is to continue; empty without one. Raises ``InvalidInput``."""
+        if (start := request.start) is None:
             return {}
         name = self._services.resolve(TaskName(tenant, start))
         if not own.tasks.knows(name):
@@ -247,6 +248,9 @@ class Jobs:
         known = self._services.repository.get(name.id, name.tenant).metadata
         if known.get("students"):
             raise InvalidInput(f"start: {start!r} is a group of students, which training cannot go on from")
+        if request.pooling not in (None, pooling := known["head"]["pooling"]):
+            found = f"found {request.pooling!r}; leave it out"
+            raise InvalidInput(f"pooling: task {start!r} has {pooling!r}, which training keeps, {found}")
         return known
 
     def _check_task(self, name: TaskName, places: Sequence[Service]) -> None:

@@ -309,10 +309,11 @@ def test_a_job_that_goes_on_from_a_task_gets_its_file(
     for changes, part in (
         ({"method": "frozen"}, "a task of lora, found frozen"),
         ({"settings": '{"rank": 2}'}, "rank"),
+        ({"pooling": "mean"}, "pooling: task 'before' has 'cls', which training keeps, found 'mean'"),
     ):
         refused = call("POST", "/v1/jobs", params={**asked, **changes}, content=b"a,b\n")
         assert refused.status_code == 422 and part in refused.text
-    answer = call("POST", "/v1/jobs", params=asked, content=b"a,b\nx,y\n").json()
+    answer = call("POST", "/v1/jobs", params={**asked, "pooling": "cls"}, content=b"a,b\nx,y\n").json()
     assert answer["method"] == "lora"
     job = jobs.folders.get(answer["id"])
     assert job.start_file.read_bytes() == content
