@@ -29,7 +29,7 @@ from serving.protocols.head_options import check_options
 from serving.protocols.long_texts import check_windows, render_windows
 from serving.protocols.schemas import ClassifyResponse
 from serving.protocols.token_limits import PromptTokens, bounded
-from serving.requests.answers import Render, outcome, render, render_error
+from serving.requests.answers import Render, outcomes, render, render_error
 from serving.requests.ask import ask, check_count, raise_first_error
 from serving.requests.context import Context, Here
 from serving.requests.deadlines import before_deadline
@@ -222,12 +222,12 @@ async def mixed(
     check_count(len(inputs), here)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
-        left = iter(results)
+        left = iter(outcomes(results, rendered))
         data = [
             {
                 "index": index,
                 "model": each.model,
-                **(render_error(each.problem) if isinstance(each, WrongInput) else outcome(next(left), rendered)),
+                **(render_error(each.problem) if isinstance(each, WrongInput) else next(left)),
             }
             for index, each in enumerate(inputs)
         ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jpets.engine.results.entities import aggregated
 from jpets.engine.results.fills import best_fills
-from jpets.errors import JpetsError
+from jpets.errors import EngineFailure, JpetsError
 from jpets.types import Aggregation, Classification, Embedding, Fills, Regression, Result, Span, Tokens
+from serving.http.errors import log_failure
 
 Render = Callable[[Result], dict[str, Any]]
 REPLACED = "the task was replaced while this request ran; send it again"
@@ -60,11 +62,20 @@ def _values(result: Regression, *, activated: bool) -> dict[str, Any]:
     return {"label": label, "score": score, "values": values, "probs": [score], "num_classes": 1}
 
 
-def outcome(result: Result, rendered: Render) -> dict[str, Any]:
-    """What stands for one of several tasks: its answer, ``rendered``, and with how many others it shared layers; or its
-    error."""
-    if result.error is not None:
-        return render_error(result.error)
+def outcomes(results: Sequence[Result], rendered: Render) -> list[dict[str, Any]]:
+    """What stands for each of several tasks: its answer, ``rendered``, and how many layers it shared with others; or
+    its error. A failure of this server is in the log too, by the number that its message ends with."""
+    number = uuid.uuid4().hex
+    failures = [each.error for each in results if each.error is not None and each.error.status == EngineFailure.status]
+    if failures:  # once: a batch that fails may have been all tasks' batch
+        log_failure(failures[0], number)
+    return [_outcome(each, rendered, number) for each in results]
+
+
+def _outcome(result: Result, rendered: Render, number: str) -> dict[str, Any]:
+    if (error := result.error) is not None:
+        failed = error.status == EngineFailure.status
+        return render_error(type(error)(f"{error.message} (request {number})") if failed else error)
     try:
         item = rendered(result)
     except JpetsError as error:  # of an option that suits other tasks' heads

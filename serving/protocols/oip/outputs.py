@@ -13,7 +13,7 @@ from jpets.engine.results.numbers import softmax
 from jpets.errors import Saturated
 from jpets.types import Classification, Embedding, Fills, FloatArray, Regression, Result, Span, Task, Tokens
 from serving.protocols.oip.tensors import Array, Ints
-from serving.requests.answers import REPLACED, Render, outcome, shared_layers
+from serving.requests.answers import REPLACED, Render, outcomes, shared_layers
 
 JSON = "json"
 """The output that is given only where a request names it: a row's answer as JSON."""
@@ -63,7 +63,7 @@ layers it shared with others."""
 def answers_of(results: Sequence[Result], rendered: Render) -> dict[str, Array]:
     """The outputs of several tasks' results."""
     shared = [shared_layers(result) for result in results]
-    answers = as_json([outcome(result, rendered) for result in results])
+    answers = as_json(outcomes(results, rendered))
     return {"answer": answers, "shared_layers": np.array(shared, np.int64)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -41,6 +42,23 @@ def test_pairs_and_failures_keep_their_places(call: Call) -> None:
     assert (second["error"]["code"], third["error"]["code"]) == ("not_found", "not_finite")
     same = call("POST", "/v1/classify", json={"tasks": ["questions"], "input": [["which game?", TEXT]]})
     assert same.json()["data"][0]["answer"] == first["answer"]
+
+
+def test_a_failure_in_an_answer_is_in_the_log_by_the_number_that_the_client_is_told(
+    call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = ["broken", "topic", "no-such", "broken"]
+    rows = {"inputs": [tensor("text", TEXT), tensor("task", *asked)]}
+    for route, body in (
+        ("/v1/fanout", {"tasks": asked, "text": TEXT}),
+        ("/v1/classify", {"inputs": [{"model": task, "text": TEXT} for task in asked]}),
+        ("/v2/models/tiny-bert/infer", rows),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            answer = call("POST", route, json=body)
+        (number,) = [vars(record)["request_id"] for record in caplog.records if record.message == "failed"]
+        assert (answer.status_code, answer.text.count(f"(request {number})")) == (200, 2)
 
 
 @pytest.mark.parametrize(
