@@ -19,6 +19,7 @@ import hypothesis
 import jax
 import pytest
 import safetensors.numpy
+from jax.experimental.compilation_cache import compilation_cache
 from jaxtyping import install_import_hook
 from shapes import PACKAGES
 
@@ -60,6 +61,18 @@ def forgetting() -> Iterator[None]:
         if isinstance(own, functools._lru_cache_wrapper):
             own.cache_clear()
     gc.collect()
+
+
+@pytest.fixture
+def jaxs_cache() -> Iterator[None]:
+    """A test may say where JAX keeps compiled programs, which it reads once; afterwards all is as it was."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in names}
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="session")

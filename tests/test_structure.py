@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import statistics
 from collections.abc import Iterator
@@ -19,11 +20,14 @@ def files() -> Iterator[pathlib.Path]:
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 
-def classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    for path in files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                yield f"{path.relative_to(ROOT).as_posix()}:{node.name}", node
+@functools.cache
+def classes() -> list[tuple[str, ast.ClassDef]]:
+    return [
+        (f"{path.relative_to(ROOT).as_posix()}:{node.name}", node)
+        for path in files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
 
 
 def functions(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -23,6 +23,8 @@ from jpets.tokenizing import TextEncoder
 from jpets.types import Preprocessing, Query
 
 BUCKET = Bucket(1024, ((16, 32), (8, 128), (4, 256)))
+OPTIMISED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+"""Of a real model running takes longer than compiling."""
 DATA = np.load(FIXTURES / "minilm" / "outputs.npz")
 LENGTHS = DATA["lengths"]
 IDS = np.split(DATA["token_ids"], np.cumsum(LENGTHS)[:-1])
@@ -37,7 +39,7 @@ def run_texts(texts: list[np.ndarray], dtype: DType) -> list[np.ndarray]:
     """Final hidden states of texts, given as token ids, packed many to a batch."""
     backbone = minilm()
     encoder, params = split(backbone.config), cast_params(device_params(backbone), dtype)
-    run = jax.jit(functools.partial(encode, encoder))
+    run = jax.jit(functools.partial(encode, encoder), compiler_options=OPTIMISED)
     waiting, found = list(range(len(texts))), [np.empty(0)] * len(texts)
     while waiting:
         chosen: list[int] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +10,6 @@ from typing import Any, cast
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from checkpoints.source import load_backbone
 from jpets.errors import InvalidInput
@@ -87,19 +85,10 @@ def test_an_update_is_one_program_for_all_rates_and_seeds(fixtures: Path) -> Non
 
 
 @pytest.fixture
-def no_cache() -> Iterator[None]:
+def no_cache(jaxs_cache: None) -> None:
     """JAX keeps no compiled programs, as if it was not asked to."""
-    before = {name: jax.config.values[name] for name in ("jax_compilation_cache_dir", SHORTEST)}
-    for name, value in (("jax_compilation_cache_dir", None), (SHORTEST, 0.0)):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
-
-SHORTEST = "jax_persistent_cache_min_compile_time_secs"
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 @pytest.mark.usefixtures("no_cache")

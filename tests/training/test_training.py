@@ -357,7 +357,8 @@ def test_what_does_worse_on_texts_held_out_is_not_kept_and_ends_its_training(bas
             np.testing.assert_allclose(array, alone.deltas[0].tensors[name], atol=1e-4)
 
 
-def test_many_tasks_are_what_each_would_be() -> None:
+def test_many_tasks_are_what_each_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jpets.training.groups.PROGRAMS", 2)  # fewer to compile
     training = Training("ia3", {}, dataclasses.replace(PLAN, epochs=1), held_out=0.25, max_length=16)
     rated = [dataclasses.replace(each, label=len(str(each.label)) / 2.5) for each in examples(16, 3)]
     sets = [dataclasses.replace(each, label=["x", *str(each.label)[: at % 3]]) for at, each in enumerate(examples(16))]

@@ -62,32 +62,28 @@ def test_a_start_survives_damaged_programs(tmp_path: pathlib.Path, damage: bytes
     assert path.stat().st_size == pytest.approx(len(whole), rel=0.2)
 
 
+@pytest.mark.usefixtures("jaxs_cache")
 def test_programs_do_not_come_from_jaxs_own_cache(tmp_path: pathlib.Path) -> None:
     """An executable that JAX's persistent cache served cannot be serialised again; ours never come from it."""
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    try:
-        for round_ in range(2):
-            store = ProgramStore(tmp_path / f"programs-{round_}", first_device())
-            store.save(FAMILY, compile_program(FAMILY, KEY))
-            loaded = store.load(FAMILY, KEY)
-            assert isinstance(loaded, Program)
-    finally:
-        jax.config.update("jax_compilation_cache_dir", None)
+    for round_ in range(2):
+        store = ProgramStore(tmp_path / f"programs-{round_}", first_device())
+        store.save(FAMILY, compile_program(FAMILY, KEY))
+        loaded = store.load(FAMILY, KEY)
+        assert isinstance(loaded, Program)
 
 
+@pytest.mark.usefixtures("jaxs_cache")
 def test_jaxs_own_cache_stays_off_while_any_thread_compiles(tmp_path: pathlib.Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    try:
-        first, second = contextlib.ExitStack(), contextlib.ExitStack()
-        first.enter_context(_no_compilation_cache)
-        second.enter_context(_no_compilation_cache)
-        first.close()
-        assert not jax.config.values["jax_enable_compilation_cache"]
-        second.close()
-        assert jax.config.values["jax_enable_compilation_cache"]
-    finally:
-        jax.config.update("jax_compilation_cache_dir", None)
+    first, second = contextlib.ExitStack(), contextlib.ExitStack()
+    first.enter_context(_no_compilation_cache)
+    second.enter_context(_no_compilation_cache)
+    first.close()
+    assert not jax.config.values["jax_enable_compilation_cache"]
+    second.close()
+    assert jax.config.values["jax_enable_compilation_cache"]
 
 
 def test_names_change_with_what_a_program_depends_on(tmp_path: pathlib.Path) -> None:

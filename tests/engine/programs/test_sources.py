@@ -88,21 +88,32 @@ def test_what_was_typed_in_is_never_the_same_in_two_processes() -> None:
         ("jpets/__init__.py", False),
     ],
 )
-def test_an_edit_recompiles_what_depends_on_it(tmp_path: pathlib.Path, file: str, counts: bool) -> None:
+def test_an_edit_recompiles_what_depends_on_it(tmp_path: pathlib.Path, unedited: str, file: str, counts: bool) -> None:
     """The queue of waiting queries is not a part of a program; the delta operators are."""
-    digests = []
-    for text in ("", "\n# edited\n"):
-        root = tmp_path / f"copy{len(text)}"
-        for package in ("jpets", "pallas_kernels"):
-            shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
-        (root / file).write_text((root / file).read_text() + text)
-        code = (
-            f"import sys; sys.path.insert(0, {str(ROOT)!r}); import jpets.engine.programs.sources as s; "
-            f"sys.path.insert(0, {str(root)!r}); sys.modules.pop('jpets'); print(s.digest_of_code(*{ROOTS!r}))"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        digests.append(done.stdout)
-    assert (digests[0] != digests[1]) is counts
+    copy_packages(tmp_path)
+    (tmp_path / file).write_text((tmp_path / file).read_text() + "\n# edited\n")
+    assert (digest_in(tmp_path) != unedited) is counts
+
+
+def copy_packages(root: pathlib.Path) -> None:
+    for package in ("jpets", "pallas_kernels"):
+        shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def digest_in(root: pathlib.Path) -> str:
+    """What a process says that has its packages from ``root``."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import jpets.engine.programs.sources as s; "
+        f"sys.path.insert(0, {str(root)!r}); sys.modules.pop('jpets'); print(s.digest_of_code(*{ROOTS!r}))"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def unedited(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("unedited")
+    copy_packages(root)
+    return digest_in(root)
 
 
 BUCKETS = [Bucket(16, ((1, 16),))]
