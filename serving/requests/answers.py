@@ -66,22 +66,27 @@ def outcomes(results: Sequence[Result], rendered: Render) -> list[dict[str, Any]
     """What stands for each of several tasks: its answer, ``rendered``, and how many layers it shared with others; or
     its error. A failure of this server is in the log too, by the number that its message ends with."""
     number = uuid.uuid4().hex
-    failures = [each.error for each in results if each.error is not None and each.error.status == EngineFailure.status]
-    if failures:  # once: a batch that fails may have been all tasks' batch
-        log_failure(failures[0], number)
+    failures = {each.error.code: each.error for each in results if each.error is not None and _is_failure(each.error)}
+    for failed in failures.values():  # one line a kind: a batch that fails may have been all tasks' batch
+        log_failure(failed, number)
     return [_outcome(each, rendered, number) for each in results]
 
 
 def _outcome(result: Result, rendered: Render, number: str) -> dict[str, Any]:
-    if (error := result.error) is not None:
-        failed = error.status == EngineFailure.status
-        return render_error(type(error)(f"{error.message} (request {number})") if failed else error)
+    if (problem := result.error) is not None:
+        told = f"{problem.message} (request {number})"
+        return render_error(type(problem)(told) if _is_failure(problem) else problem)
     try:
         item = rendered(result)
     except JpetsError as error:  # of an option that suits other tasks' heads
         return render_error(error)
     shared = shared_layers(result)
     return {**item, "shared_layers": shared} if shared else item
+
+
+def _is_failure(error: JpetsError) -> bool:
+    """Whether it is this server's, and no client's."""
+    return error.status == EngineFailure.status
 
 
 def shared_layers(result: Result) -> int:
