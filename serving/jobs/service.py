@@ -352,18 +352,20 @@ class Jobs:
 
     def _platform_of(self, job: JobFolder) -> str:
         """The platform that a job computes on: tables are in host memory, and far larger than a device's. Those of a
-        teacher's backbone too."""
-        read = [self._service(name) for name in still_read(job)]
-        return "cpu" if any(own is not None and own.backbone.tables is not None for own in read) else self._platform
+        teacher's backbone too; and one that is not loaded may have some."""
+        read = [self._service(name) for name in still_read(job) if name is not None]
+        return "cpu" if any(own is None or own.backbone.tables is not None for own in read) else self._platform
 
     def _is_runnable(self, job: JobFolder) -> bool:
-        """Whether the backbones that a job reads are here, and those that it makes something for loaded or starting;
-        and whether this server keeps the backbone that it makes, if it does."""
+        """Whether the backbones that a job reads are here, and none of them starting: then nothing says yet whether it
+        has tables. Those that it makes something for are loaded or, once it is made, starting. And whether this server
+        keeps the backbone that it makes, if it does."""
         if isinstance(job.request, FurtherPretrain) and self._keep_backbone is None and not has_failed(job):
             return False
         states = {hosted.name: hosted.state for hosted in self._services.backbones.list()}
         served = all(states.get(name or "") in SERVING for name in published_on(job))
-        return served and states.keys() >= {name for name in still_read(job) if name is not None}
+        read = [states.get(name) for name in still_read(job) if name is not None]
+        return served and None not in read and "starting" not in read
 
     def _service(self, name: str | None) -> Service | None:
         return by_name(self._services).get(name or "")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -227,6 +228,25 @@ def test_a_job_over_tables_computes_where_they_are(server: tuple[Call, Jobs], tm
     request = elsewhere.accept(MakeDomain(domain="files"))
     with elsewhere.folders.draft(request) as draft:
         assert elsewhere.runner._platform(draft) == "cpu"
+
+
+def test_a_job_waits_until_its_backbone_has_started(
+    server: tuple[Call, Jobs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart: nothing says yet that it has tables, which no other platform has room for."""
+    _, jobs = server
+    services = jobs._services
+    elsewhere = Jobs(tmp_path / "others", services, jobs.runner._command, outlines_of, platform="cuda")
+    request = elsewhere.accept(MakeDomain(domain="files"))
+    with elsewhere.folders.draft(request) as draft:
+        assert elsewhere.runner._runnable(draft)
+        monkeypatch.setattr(elsewhere, "_service", lambda name: None)
+        assert elsewhere.runner._platform(draft) == "cpu"
+        hosted = SimpleNamespace(name=request.backbone, state="starting")
+        monkeypatch.setattr(services.backbones, "list", lambda: [hosted])
+        assert not elsewhere.runner._runnable(draft)
+        hosted.state = "ready"
+        assert elsewhere.runner._runnable(draft)
 
 
 def test_what_a_job_made_stays_until_it_has_finished(tmp_path: Path) -> None:
