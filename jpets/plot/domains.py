@@ -160,8 +160,8 @@ class DomainTables:
             present = tree.domains.get(domain)
             if same_layers and present is not None and present.layers != made.layers:
                 raise Conflict(
-                    f"tasks learnt from the n-gram layers that domain {domain!r} has, and these are others: choose "
-                    "another name, or delete the tasks first"
+                    f"domain {domain!r} has other n-gram layers by now, which tasks may have learnt from: make a table "
+                    "for these layers, choose another name, or delete the tasks and the domain first"
                 )
             return tree.having(domain, made)
 

@@ -333,12 +333,14 @@ class Jobs:
         return services.put_task(name, job.task_file).version
 
     def _publish_domain(self, job: JobFolder, request: MakeDomain, own: Service) -> None:
-        """Raises ``Conflict`` where tasks have come meanwhile that learnt from other n-gram layers."""
+        """Raises ``Conflict`` where tasks have come meanwhile that learnt from other n-gram layers; and where other
+        layers have, and the job was to keep those that were there."""
         assert own.backbone.tables is not None and job.result is not None and job.result.branch is not None
         with own.tasks.domains:
             used = tasks_of_domains(self._services)[own.backbone.fingerprint, request.domain] > 0
             try:
-                own.backbone.tables.add(request.domain, job.result.branch, same_layers=used)
+                kept = used or not request.epochs
+                own.backbone.tables.add(request.domain, job.result.branch, same_layers=kept)
             except OutOfSpace as error:
                 if error.message == DISK_FULL:
                     raise

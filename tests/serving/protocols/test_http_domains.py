@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -29,6 +30,8 @@ from jpets.app.hosting import outlines_of
 from jpets.app.jobs.work import do
 from jpets.cli import app
 from jpets.engine.engine import Engine
+from jpets.errors import Conflict
+from jpets.plot.domains import DomainTables
 from jpets.plot.tree import Branch, Tree, table_path
 from jpets.types import Preprocessing
 from serving.app import create_app
@@ -157,6 +160,22 @@ def test_a_domain_is_made_while_its_backbone_serves(server: tuple[Call, Jobs]) -
     assert call("POST", "/v1/classify", json={"model": "games", "input": text}).status_code == 200
     items = {item["name"]: item for item in call("GET", "/v1/domains").json()["domains"]}
     assert items["games"]["found"]["domain"] == 1
+
+
+def test_a_table_for_layers_that_a_domain_had_does_not_bring_them_back(
+    server: tuple[Call, Jobs], tmp_path: Path
+) -> None:
+    call, jobs = server
+    tables = jobs._services.first.backbone.tables
+    assert isinstance(tables, DomainTables)
+    asked = call("POST", "/v1/domains", params={"domain": "science", "epochs": 0}, content=TEXTS).json()
+    job = jobs.folders.get(asked["id"])
+    job.write_result(do(job, [str(tmp_path / "own"), jobs._services.first.backbone.name], lambda step: None))
+    other = tables.tree.domains["games"]
+    tables.add("science", dataclasses.asdict(other))
+    with pytest.raises(Conflict, match="domain 'science' has other n-gram layers by now"):
+        jobs._publish(job)
+    assert tables.tree.domains["science"].layers == other.layers
 
 
 def test_a_job_that_trains_in_a_domain_counts_as_one_that_uses_it(server: tuple[Call, Jobs]) -> None:
