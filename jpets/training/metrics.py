@@ -126,9 +126,8 @@ def _pair_scores(vectors: npt.NDArray[np.float32], targets: npt.NDArray[Any]) ->
     if targets.dtype.kind == "f":
         return _regression_scores(own[:, None], targets[:, None])
     firsts, seconds = targets.T
-    different, each = np.unique(seconds, return_index=True)
+    different, each = np.unique(seconds, return_index=True)  # every second text once
     candidates = second[each]
-    """Of every second text once."""
     belong: dict[int, list[int]] = {}
     for number, mine in zip(firsts, seconds, strict=True):
         belong.setdefault(int(number), [int(number)]).append(int(mine))

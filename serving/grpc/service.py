@@ -41,7 +41,7 @@ from serving.grpc.inference import (
 from serving.grpc.keys import PROBES, key_in
 from serving.grpc.messages import METHODS, SERVICE, ModelIndex, ModelMetadata, StreamResponse, TensorMetadata, message
 from serving.http.body_budget import FREE
-from serving.http.errors import log_failure, log_unexpected
+from serving.http.errors import log_failure, log_unexpected, numbered
 from serving.protocols.oip.inference import EXTENSIONS, find_model, read_inference
 from serving.protocols.oip.parameters import Parameters
 from serving.protocols.oip.repository import index, is_ready, load, unload
@@ -336,7 +336,7 @@ def _told(error: JpetsError) -> str:
         return error.message
     number = uuid.uuid4().hex
     log_failure(error, number)
-    return f"{error.message} (request {number})"
+    return numbered(error, number)
 
 
 def _told_unexpected(error: Exception) -> str:

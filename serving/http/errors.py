@@ -113,6 +113,16 @@ def log_unexpected(error: BaseException, request_id: str) -> None:
     log.error("unexpected error: %s", kind, extra={"type": kind, "at": places(error), "request_id": request_id})
 
 
+def is_failure(error: JpetsError) -> bool:
+    """Whether it is this server's, and no client's."""
+    return error.status == EngineFailure.status
+
+
+def numbered(error: JpetsError, request_id: str) -> str:
+    """What a client is told of a failure where no header names the request."""
+    return f"{error.message} (request {request_id})"
+
+
 def log_failure(error: JpetsError, request_id: str) -> None:
     """A failure of this server: its operator looks for the number that a client names."""
     log.warning("failed", extra={"code": error.code, "request_id": request_id})
@@ -120,7 +130,7 @@ def log_failure(error: JpetsError, request_id: str) -> None:
 
 async def _jpets_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, JpetsError)
-    if error.status == EngineFailure.status:
+    if is_failure(error):
         log_failure(error, request_id_of(request.scope))
     return error_response(request.scope, error.status, error.code, error.message, retry_headers(error))
 

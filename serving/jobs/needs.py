@@ -25,9 +25,9 @@ def has_failed(job: JobFolder) -> bool:
     return job.result is not None and job.result.problem is not None
 
 
-def still_read(job: JobFolder) -> Sequence[str | None]:
-    """``backbones_of`` its request, until it has its result."""
-    return backbones_of(job.request) if job.result is None else ()
+def still_read(job: JobFolder) -> Sequence[str]:
+    """Those of ``backbones_of`` its request that it names, until it has its result."""
+    return [name for name in backbones_of(job.request) if name is not None] if job.result is None else ()
 
 
 def published_on(job: JobFolder) -> Sequence[str | None]:

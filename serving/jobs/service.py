@@ -355,7 +355,7 @@ class Jobs:
     def _platform_of(self, job: JobFolder) -> str:
         """The platform that a job computes on: tables are in host memory, and far larger than a device's. Those of a
         teacher's backbone too; and one that is not loaded may have some."""
-        read = [self._service(name) for name in still_read(job) if name is not None]
+        read = [self._service(name) for name in still_read(job)]
         return "cpu" if any(own is None or own.backbone.tables is not None for own in read) else self._platform
 
     def _is_runnable(self, job: JobFolder) -> bool:
@@ -366,7 +366,7 @@ class Jobs:
             return False
         states = {hosted.name: hosted.state for hosted in self._services.backbones.list()}
         served = all(states.get(name or "") in SERVING for name in published_on(job))
-        read = [states.get(name) for name in still_read(job) if name is not None]
+        read = [states.get(name) for name in still_read(job)]
         return served and None not in read and "starting" not in read
 
     def _service(self, name: str | None) -> Service | None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from jpets.engine.results.entities import aggregated
 from jpets.engine.results.fills import best_fills
-from jpets.errors import EngineFailure, JpetsError
+from jpets.errors import JpetsError
 from jpets.types import Aggregation, Classification, Embedding, Fills, Regression, Result, Span, Tokens
-from serving.http.errors import log_failure
+from serving.http.errors import is_failure, log_failure, numbered
 
 Render = Callable[[Result], dict[str, Any]]
 REPLACED = "the task was replaced while this request ran; send it again"
@@ -65,8 +65,8 @@ def _values(result: Regression, *, activated: bool) -> dict[str, Any]:
 def outcomes(results: Sequence[Result], rendered: Render) -> list[dict[str, Any]]:
     """What stands for each of several tasks: its answer, ``rendered``, and how many layers it shared with others; or
     its error. A failure of this server is in the log too, by the number that its message ends with."""
-    number = uuid.uuid4().hex
-    failures = {each.error.code: each.error for each in results if each.error is not None and _is_failure(each.error)}
+    failures = {each.error.code: each.error for each in results if each.error is not None and is_failure(each.error)}
+    number = uuid.uuid4().hex if failures else ""
     for failed in failures.values():  # one line a kind: a batch that fails may have been all tasks' batch
         log_failure(failed, number)
     return [_outcome(each, rendered, number) for each in results]
@@ -74,19 +74,13 @@ def outcomes(results: Sequence[Result], rendered: Render) -> list[dict[str, Any]
 
 def _outcome(result: Result, rendered: Render, number: str) -> dict[str, Any]:
     if (problem := result.error) is not None:
-        told = f"{problem.message} (request {number})"
-        return render_error(type(problem)(told) if _is_failure(problem) else problem)
+        return render_error(type(problem)(numbered(problem, number)) if is_failure(problem) else problem)
     try:
         item = rendered(result)
     except JpetsError as error:  # of an option that suits other tasks' heads
         return render_error(error)
     shared = shared_layers(result)
     return {**item, "shared_layers": shared} if shared else item
-
-
-def _is_failure(error: JpetsError) -> bool:
-    """Whether it is this server's, and no client's."""
-    return error.status == EngineFailure.status
 
 
 def shared_layers(result: Result) -> int:

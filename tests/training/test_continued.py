@@ -254,8 +254,9 @@ def test_a_job_that_goes_on_from_a_task_keeps_its_pooling() -> None:
     assert again.pooling is None
     stored = {"task": "own", "start": "before", "method": "lora", "pooling": "mean", "rate": 0.1, "sweep": "1e-4..1e-1"}
     assert FineTune.model_validate(stored).pooling == "mean", "the server compares it with the task's"
-    kept = FineTune.model_validate(stored, context=STORED_BEFORE)
-    assert kept.pooling is None, "as the release before took it in"
+    for pooling in ("mean", "cls"):
+        kept = FineTune.model_validate({**stored, "pooling": pooling}, context=STORED_BEFORE)
+        assert kept.pooling is None, "as the release before took it in"
 
 
 def test_a_task_that_nothing_improves_stays_as_it_is() -> None:
